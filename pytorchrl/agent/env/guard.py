@@ -88,8 +88,8 @@ class GuardedEnv(AnyWrapper):
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
         if result[2] or result[3]:  # copy the observation, because the next episode may reuse its memory
-            first = result[0]
-            return first.copy() if type(first) is np.ndarray else copy.deepcopy(first), *result[1:]
+            last = result[0]
+            return last.copy() if type(last) is np.ndarray else copy.deepcopy(last), *result[1:]
         return result
 
     def close(self) -> None:
