@@ -161,13 +161,9 @@ _ALGORITHMS = [
 ]
 
 _ACTORS = [
-    *_of("agent/env/backends.py", "agent/env/test_backends.py -k checked_like",
-         ("int(space.start + space.n)", "int(space.n)")),
     *_of("agent/actors/squashed.py", "agent/actors/test_replay_actors.py -k squashed",
          ("size = u.abs()", "size = u"),
          ("log_std + _HALF_LOG_TWO_PI + log_slope", "_HALF_LOG_TWO_PI + log_slope")),
-    *_of("scheme/gradients/worker_stats.py", "scheme/test_timing.py",
-         ("watch.end(part, start, before)", "watch.end(part, start, 0.0)")),
     *_of("agent/actors/distributions.py", "agent/actors/test_distributions.py",
          (".view(shape) & present", ".view(shape)"),
          ("-(log_probs.exp() * log_probs).sum(-1)", "-log_probs.sum(-1)"),
@@ -190,6 +186,9 @@ _ACTORS = [
 ]
 
 _ENVIRONMENTS = [
+    *_of("agent/env/action_checks.py", "agent/env/test_action_checks.py",
+         ("int(space.start + space.n)", "int(space.n)"),
+         ("space.start + (space.nvec - 1)", "space.nvec - 1")),
     *_of("agent/env/autoreset.py",
          "agent/env/test_autoreset.py agent/env/test_vec_env.py agent/env/test_action_masks.py",
          ("self._previous_done = done\n", "self._previous_done = done | first\n"),
@@ -214,6 +213,8 @@ _ENVIRONMENTS = [
 ]
 
 _SCHEME = [
+    *_of("scheme/gradients/worker_stats.py", "scheme/test_timing.py",
+         ("watch.end(part, start, before)", "watch.end(part, start, 0.0)")),
     *_of("scheme/gradients/sample_queue.py", "scheme/gradients/test_sample_queue.py",
          ("rollout.header.weights_version >= oldest_version", "rollout.header.weights_version > oldest_version"),
          ("if batch.version >= oldest_version:", "if batch.version > oldest_version:"),

@@ -15,6 +15,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
+from pytorchrl.agent.env.action_checks import speed_up_action_check
 from pytorchrl.agent.env.aliases import AnyEnv, AnySpace, EnvFn, EnvKwargs, EnvWrapper, Info, ResetResult
 from pytorchrl.agent.env.deadlines import TimedEnv
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
@@ -116,6 +117,7 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
             env = wrapper(env)
         if problem := space_problem(env):
             raise EnvError(f"{where}: {problem}")
+        speed_up_action_check(env.unwrapped.action_space)
         if blueprint.frame_stack > 1:
             env = FrameStack(env, blueprint.frame_stack)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
 from pytorchrl.agent.env.aliases import AnySpace, EnvFn, EnvKwargs, Info, Observation
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
-from pytorchrl.agent.env.backends import build_vector, close_vector, reset_vector
+from pytorchrl.agent.env.backends import InProcessVectorEnv, build_vector, close_vector, reset_vector
 from pytorchrl.agent.env.common import (
     check_common_options,
     env_seeds,
@@ -225,7 +225,7 @@ class VecEnv(Part):
         self._lives: np.ndarray | None = None
         # These arrays are never written to, so all steps in which no episode ends can return them.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
-        self._none: np.ndarray = getattr(self.vector, "no_end", np.zeros(self.num_envs, dtype=np.bool_))
+        self._none = self.vector.no_end if isinstance(self.vector, InProcessVectorEnv) else ~self._all
 
     @property
     def raw_spaces(self) -> RawSpaces | Mapping[str, RawSpaces]:

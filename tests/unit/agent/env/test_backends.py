@@ -1,7 +1,6 @@
 """Test native vector environments, environments in this process and in other processes, and a stub of EnvPool."""
 
 import multiprocessing
-import pickle
 import subprocess
 import sys
 import traceback
@@ -235,49 +234,6 @@ def test_envpool_has_different_seeds_and_marks_reset_rows_invalid():
 def test_envpool_refuses_unsupported_options(options, match):
     with pytest.raises(ConfigError, match=match):
         VecEnv.create_factory(**options, backend="envpool")
-
-
-def test_actions_of_native_vectors_are_checked_like_those_of_gymnasium():
-    env = VecEnv.create_factory("CartPole-v1", vec_env_size=3, backend="vector")(seed=0)
-    quick, own = env.vector.unwrapped.action_space, gym.spaces.MultiDiscrete([2, 2, 2])
-    assert quick.contains != own.contains.__func__
-    for action in (
-            np.array([0, 1, 1]), np.array([0, 1, 2]), np.array([-1, 0, 0]), np.array([0, 1]), np.array([0.0, 1.0, 1.0]),
-            np.array([1, 1, 1], np.uint8), 1, None):
-        assert quick.contains(action) == own.contains(action), action
-    env.reset()
-    with pytest.raises(EnvError, match="GWorker 0/CWorker 0"):
-        env.step(np.array([0, 5, 0]))
-
-
-class Counted(gym.Env):
-    """Environment with actions from 3 to 6, which raises an error for other actions."""
-
-    observation_space = gym.spaces.Box(0, 1, (1,))
-    action_space = gym.spaces.Discrete(4, start=3)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), "wrong action"
-        return np.zeros(1, np.float32), 0.0, False, False, {}
-
-
-def test_actions_of_single_environments_are_checked_like_those_of_gymnasium():
-    env = VecEnv.create_factory(Counted, vec_env_size=2, on_env_error="raise")(seed=0)
-    own = gym.spaces.Discrete(4, start=3)
-    for quick in (env.vector.envs[1].unwrapped.action_space,
-                  pickle.loads(pickle.dumps(env.vector.envs[1].unwrapped.action_space))):
-        assert quick == own
-        assert quick.contains != own.contains.__func__
-        for action in (*map(np.int64, range(2, 9)), 3, 7, 3.0, True, np.float64(3), np.int32(6), np.uint64(3),
-                       np.array(4), np.array([4]), 2**70, None):
-            assert quick.contains(action) is own.contains(action), action
-    env.reset()
-    env.step(np.array([0, 3]))  # actions of agents count from 0
-    with pytest.raises(EnvError, match="wrong action"):
-        env.step(np.array([0, 4]))
 
 
 class Informed(ScriptedEnv):
