@@ -281,6 +281,8 @@ _SCHEME = [
 ]
 
 _RUNTIME_AND_COMMAND_LINE = [
+    *_of("runtime/channel.py", "runtime/test_channel.py",
+         ("except Exception:  # the message was not sent", "except BaseException:")),
     *_of("runtime/journal.py", "runtime/test_journal.py",
          ("if recorded != event:", "if recorded[:2] != event[:2]:"),
          ("self._turns.append(self.reads)", "self._turns.append(0)")),

@@ -161,12 +161,14 @@ class Channel:
                 layout, definition = self._layout_of(structure)
                 head = (kind, number, method, layout, definition, parts.scalars, content, stored)
                 self._write(head, blocks, 0 if wait else socket.MSG_DONTWAIT)
-            except BaseException:
-                for block in blocks:
-                    _pool.release(block.number)
+            except Exception:  # the message was not sent
+                while blocks:
+                    _pool.release(blocks.pop().number)
                 raise
-            with self._counting:
-                self._used.update(block.number for block in blocks)
+            finally:
+                # If Ctrl-C interrupts the lines above, the message may have been sent. Its blocks then count as used.
+                with self._counting:
+                    self._used.update(block.number for block in blocks)
             # If Ctrl-C interrupts before this line, a later message contains the definition again, which does no harm.
             self._known.add(layout)
 

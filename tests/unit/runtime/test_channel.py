@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pytorchrl.runtime import channel as module
+from pytorchrl.runtime import shared_memory
 from pytorchrl.runtime.channel import LARGEST_ENCLOSED, Channel, ClosedError, FullError, Shared
 from pytorchrl.runtime.shared_memory import BlockPool
 
@@ -193,3 +194,52 @@ def test_an_interrupted_send_does_not_mix_up_structures(ends, monkeypatch):
     for value in ({"b": 2.0}, {"a": 3}, {"b": 4.0}, {"a": 5}):
         sender.send(1, 0, "", value)
         assert receiver.receive().take() == value
+
+
+class Interrupted:
+    """Connection that raises `KeyboardInterrupt` as soon as it has sent a packet."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def sendmsg(self, *arguments):
+        self._connection.sendmsg(*arguments)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_reused", [True, False])
+def test_a_message_stays_intact_although_its_send_was_interrupted(ends, pool, monkeypatch, is_reused):
+    """Check that no later message overwrites arrays that were sent before Ctrl-C ended the call of `send`."""
+    if not is_reused:
+        monkeypatch.setattr(shared_memory, "_LARGEST_REUSED", 2**16)
+    sender, receiver = ends
+    connection = sender.connection
+    sender.connection = Interrupted(connection)
+    with pytest.raises(KeyboardInterrupt):
+        sender.send(1, 0, "", np.full(10_000, 1.0))
+    sender.connection = connection
+    received = [receiver.receive().take()]
+    for value in (2.0, 3.0):
+        sender.send(1, 0, "", np.full(10_000, value))
+        received.append(receiver.receive().take())
+    assert [array[0] for array in received] == [1.0, 2.0, 3.0]
+    del received
+    gc.collect()
+    receiver.send(1, 0, "", None)
+    sender.receive()
+    assert not is_reused or pool.num_blocks == 3
+
+
+def test_blocks_of_a_message_that_was_not_sent_are_free_again(ends, pool):
+    sender, _ = ends
+    with contextlib.suppress(FullError):
+        while True:
+            sender.send(1, 0, "", np.ones(10_000), wait=False)
+    before = pool.num_blocks
+    for _ in range(3):
+        with pytest.raises(FullError):
+            sender.send(1, 0, "", np.ones(10_000), wait=False)
+    assert pool.num_blocks == before
