@@ -29,15 +29,8 @@ class EnvAnswer:
     """Seconds that the environments needed."""
     envs_restarted: int
     """Number of environments that this incarnation of the worker has replaced so far because they raised an error."""
-
-    @property
-    def num_env_steps(self) -> int:
-        """Number of valid env steps."""
-        if self.step is None:
-            return 0
-        if isinstance(self.step, MultiStep):
-            return len(next(iter(self.step.parts.values())).valid)
-        return int(np.count_nonzero(self.step.valid))
+    num_env_steps: int = 0
+    """Number of valid env steps."""
 
     def numbers(self) -> tuple[int, ...]:
         """Return the number of env steps, and a checksum of the rewards and of the next observations.
@@ -104,9 +97,10 @@ class EnvWorker(Worker):
         step: Step | MultiStep = self._envs.step(action)  # type: ignore[arg-type] # the actions of these environments
         if self._point is not None:
             self._point("step")
-        answer = EnvAnswer(step, None, self._now() - start, self._num_restarted())
-        self.made_steps += answer.num_env_steps
-        return answer
+        # With several policies, each step of an environment is valid, regardless of its number of agents.
+        num_env_steps = self._envs.num_envs if isinstance(step, MultiStep) else int(np.count_nonzero(step.valid))
+        self.made_steps += num_env_steps
+        return EnvAnswer(step, None, self._now() - start, self._num_restarted(), num_env_steps)
 
     def _num_restarted(self) -> int:
         return self._envs_restarted + self._envs.num_restarts
