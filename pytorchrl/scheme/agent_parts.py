@@ -191,13 +191,16 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
 
 
 def _check_inference(agent: AgentParts, settings: Settings) -> None:
-    """Refuse `epsilon_per_worker=True` with central inference, where one actor and one epsilon serve all workers."""
-    options = agent.algo_factory.options
-    factories = [agent.algo_factory, *getattr(options, "policies", {}).values()]
-    if settings.collection.infers_centrally and any(
-            getattr(factory.options, "epsilon_per_worker", False) for factory in factories):
-        raise ConfigError("epsilon_per_worker=True contradicts inference='central', where one actor with one epsilon "
-                          "acts for all workers; give epsilon_per_worker=False")
+    """With central inference, refuse exploration that differs between workers or continues in each environment."""
+    if not settings.collection.infers_centrally:
+        return
+    for factory in (agent.algo_factory, *getattr(agent.algo_factory.options, "policies", {}).values()):
+        if getattr(factory.options, "epsilon_per_worker", False):
+            raise ConfigError("epsilon_per_worker=True contradicts inference='central', where one actor with one "
+                              "epsilon acts for all workers; give epsilon_per_worker=False")
+        if getattr(factory.options, "noise", None) == "ou":
+            raise ConfigError("noise='ou' contradicts inference='central', where the environments in a batch change, "
+                              "although the noise of each environment must continue; give noise='gaussian'")
 
 
 def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from pytorchrl import (
     ASYNC,
+    DDPG,
     DQN,
     IMPALA,
     PARALLEL,
@@ -163,14 +164,16 @@ def test_priorities_of_continuous_actions_are_computed_by_the_actor(check_ledger
     assert run_in_balance(scheme, check_ledger, 20)["resident"] > 0
 
 
-def test_all_policies_act_for_all_workers(check_ledger):
-    policy_of = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
+@pytest.mark.parametrize("policies", [("early", "shared", "shared"), ("shared", "shared", "late")])
+def test_all_policies_act_for_all_workers(check_ledger, policies):
+    policy_of = {f"agent_{index}": policy for index, policy in enumerate(policies)}
     envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2, policy_of=policy_of)
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1),
                         functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)), GAEBuffer.create_factory(6))
     scheme = Scheme(*agent, envs, seed=1, runtime="simulated", **THREE)
     run_in_balance(scheme, check_ledger, 10)
-    assert scheme.metrics()["agent_steps/shared"] > scheme.metrics()["agent_steps/early"] > 0
+    (single,) = {*policies} - {"shared"}
+    assert scheme.metrics()["agent_steps/shared"] > scheme.metrics()[f"agent_steps/{single}"] > 0
 
 
 # Weights
@@ -321,3 +324,13 @@ def test_one_actor_has_one_epsilon():
         Scheme(DQN.create_factory(epsilon_per_worker=True, mini_batch_size=8),
                QActor.create_factory(envs.observation_space, envs.action_space), ReplayBuffer.create_factory(500), envs,
                **THREE)
+
+
+def test_noise_that_continues_in_each_environment_is_refused():
+    envs = VecEnv.create_factory("Pendulum-v1", None, 2)
+    agent = (DDPG.create_factory(noise="ou", mini_batch_size=8),
+             OffPolicyActor.create_factory(envs.observation_space, envs.action_space, policy="deterministic"),
+             ReplayBuffer.create_factory(500), envs)
+    with pytest.raises(ConfigError, match=r"noise='ou' contradicts inference='central'.*give noise='gaussian'"):
+        Scheme(*agent, **THREE)
+    Scheme(*agent, **{**THREE, "inference": "worker"}).stop()
