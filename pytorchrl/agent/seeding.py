@@ -29,6 +29,8 @@ class Stream(IntEnum):
     EVALUATION = 5
     CONTINUATION = 6
     """All random numbers of an experiment after it has continued from a checkpoint."""
+    REPLACEMENT = 7
+    """All random numbers of gradient workers that replace lost ones in a resumed run."""
 
 
 def check_seed(seed: object) -> int:

@@ -170,7 +170,7 @@ class CWorker(Worker):
         runtime = runtime or ThreadRuntime()
         device = check_device(device, runtime.own_gpus(), "col_device")
         path, envs = (index_parent, index_worker, incarnation), recipe.train_envs_factory
-        self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, envs.num_envs
+        self.index_parent, self.num_envs = index_parent, envs.num_envs
         self.actor = recipe.actor_factory(device=device, seed=derive_seed(recipe.seed, Stream.INIT))
         self.algo: UserPart = recipe.algo_factory(
             device=device, actor=self.actor, seed=derive_seed(recipe.seed, Stream.ACTING, *path))
@@ -204,6 +204,15 @@ class CWorker(Worker):
     def collected_steps(self) -> int:
         """Number of env steps in all rollouts so far; after `close`, also those of the unfinished rollout."""
         return self._builder.collected_steps
+
+    @property
+    def incarnation(self) -> int:
+        """0 for the first worker with this index; each replacement has a larger number. `reseed` uses this number."""
+        return self._builder.incarnation
+
+    @incarnation.setter
+    def incarnation(self, incarnation: int) -> None:
+        self._builder.incarnation = incarnation
 
     def new_builder(self, path: tuple[int, int, int]) -> RolloutBuilder:
         """Return a rollout builder with its own storage for a remote worker, whose actions this worker chooses.
@@ -353,7 +362,7 @@ class CWorker(Worker):
             incarnation: New incarnation of this worker, for a run that resumes from a checkpoint; None: no change.
         """
         if incarnation is not None:
-            self.incarnation = self._builder.incarnation = incarnation
+            self.incarnation = incarnation
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
             self._envs_restarted += self.envs.num_restarts

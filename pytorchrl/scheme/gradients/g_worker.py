@@ -23,7 +23,7 @@ from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.gradient_computer import not_finite
 from pytorchrl.scheme.gradients.kinds import default_collection
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors
-from pytorchrl.scheme.gradients.saved_state import state_of
+from pytorchrl.scheme.gradients.saved_state import restore_state, state_of
 from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -411,13 +411,8 @@ class GWorker(Worker):
 
     def restore(self, state: StateDict) -> None:
         """Load a result of `state()`; call this method before anything is collected."""
-        self.ledger.restore(LedgerSnapshot.from_saved(**state["ledger"]))
-        self.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
-        self.storage.load_state_dict(state["storage"])
-        if self.shards is not None:
-            self.shards.restore(state["shards"])
+        restore_state(self, state)
         self.batch_source.restored()
-        self.col_workers.restore_incarnations(state.get("incarnations", ()))
         self._collected_before = self.ledger.snapshot().collected
 
     def reseed(self, seed: int) -> None:

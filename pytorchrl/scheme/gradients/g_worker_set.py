@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, FactoryError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.levels import as_keywords, raise_all
@@ -125,6 +126,17 @@ class GWorkerSet(WorkerSet[GWorker]):
         self.worker_params["col_workers_factory"] = replace(factory, options=replace(
             factory.options, num_col_workers=num_col_workers,
             col_worker_resources=factory.options.col_worker_resources if resources is None else resources))
+
+    def plan_seed(self, seed: int) -> None:
+        """Derive the seed of gradient workers that start later from `seed`, the seed of a resumed run.
+
+        A resumed run numbers incarnations from 0 again. With another seed, its replacements nevertheless do not repeat
+        the random numbers of earlier workers.
+        """
+        for name in ("col_workers_factory", "replay_workers_factory"):
+            if self.worker_params[name] is not None:
+                self.worker_params[name] = replace(
+                    self.worker_params[name], seed=derive_seed(seed, Stream.REPLACEMENT))
 
     @classmethod
     @brief_errors

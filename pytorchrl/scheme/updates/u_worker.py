@@ -355,10 +355,10 @@ class UWorker(Worker):
             workers = state["workers"]
             self.strategy.restore(WholeState(saved_int(state["version"]), state["algorithm"]), workers)
             self.strategy.reseed(seed)
-            first = 1 if self.remote_workers else 0
+            self.grad_workers.plan_seed(seed)
             self.statistics.restore(state["accounts"], {
-                index: LedgerSnapshot.from_saved(**own["ledger"]) for index, own in enumerate(workers, start=first)
-                if own is not None})
+                index: LedgerSnapshot.from_saved(**own["ledger"])
+                for index, own in enumerate(workers, start=1 if self.remote_workers else 0) if own is not None})
         except (ConfigError, MemoryError) as error:
             raise CheckpointError(f"the checkpoint does not fit this agent: {error}") from error
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 
-from pytorchrl import ASYNC, Scheme
+from pytorchrl import A2C, ASYNC, GAEBuffer, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.errors import WorkerDiedError
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.replay.r_worker import RWorker
-from tests.unit.scheme.checkpointed import AGENTS, through_a_file
+from tests.unit.scheme.checkpointed import AGENTS, differences, go_on, on_policy, through_a_file
 
 
 def test_a_checkpoint_without_a_lost_worker_can_be_resumed(check_ledger):
@@ -102,3 +103,50 @@ def test_a_shard_may_be_lost_during_a_checkpoint(check_ledger, monkeypatch):
         scheme_.step()
         final = scheme_.stop()
         assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
+
+
+TWO = {"num_grad_workers": 2, "runtime": "simulated", "seed": 1}
+
+
+@pytest.mark.parametrize("distribute_gradients", [False, True])
+def test_a_run_with_a_replaced_gradient_worker_resumes_bit_for_bit(distribute_gradients):
+    """Check a gradient worker that collects itself; its replacement has other seeds than the first worker."""
+    agent = on_policy(A2C.create_factory(), GAEBuffer.create_factory(8))
+    settings = {**TWO, "distribute_gradients": distribute_gradients}
+    scheme = Scheme(*agent, **settings, faults="kill grad.2 @ grad 4")
+    scheme.start(2000)
+    go_on(scheme, 9)
+    resumed = Scheme(*agent, **settings)
+    resumed.resume(through_a_file(scheme.checkpoint()))
+    resumed.start(2000)
+    np.testing.assert_equal(go_on(resumed, 5), go_on(scheme, 5))
+    assert [name for name in differences(scheme.checkpoint(), resumed.checkpoint()) if "faults" not in name] == []
+    assert scheme.stop()["dropped"] == resumed.stop()["dropped"]
+
+
+def test_replacements_after_resuming_do_not_repeat_earlier_environments(monkeypatch):
+    """Check the seeds of the environments of a gradient worker that is replaced before and after a checkpoint."""
+    seeds = []
+    build = VecEnv.__init__
+
+    def note(env, options, **place):
+        build(env, options, **place)
+        if place.get("mode") == "train":
+            seeds.append(tuple(env.seeds))
+    monkeypatch.setattr(VecEnv, "__init__", note)
+    agent = on_policy(A2C.create_factory(), GAEBuffer.create_factory(8))
+    scheme = Scheme(*agent, **TWO, faults="kill grad.2 @ grad 4")
+    scheme.start(2000)
+    go_on(scheme, 9)
+    checkpoint = through_a_file(scheme.checkpoint())
+    scheme.stop()
+    num_before = len(seeds)
+    resumed = Scheme(*agent, **TWO, faults="kill grad.2 @ grad 4")
+    resumed.resume(checkpoint)
+    resumed.start(2000)
+    num_built = len(seeds)
+    go_on(resumed, 9)
+    resumed.stop()
+    replacement = seeds[num_built:]
+    assert len(replacement) == 1
+    assert not set(replacement) & set(seeds[:num_before])
