@@ -19,6 +19,8 @@ from pytorchrl.agent.env.aliases import AnyVectorEnv, Info, Observation
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader
 from pytorchrl.errors import EnvError
 
+INFO_KEYS = ("lives", MASK_LEAF)
+"""Keys that `VecEnv` reads in the `info` of every step."""
 NO_INDEX = np.empty(0, dtype=np.int64)
 
 
@@ -132,9 +134,7 @@ class MaskedReset:
         final_mask = None if mask is None else mask[index]
         # Pass a copy of `done`, because the vector environment might change the mask, and `done` is returned below.
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
-        new_info = dict(info)
-        if MASK_LEAF in info and MASK_LEAF in reset_info:
-            new_info[MASK_LEAF] = np.where(done[:, None], reset_info[MASK_LEAF], info[MASK_LEAF])
+        new_info = _merged(info, reset_info, done)
         return ResolvedStep(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i), final_mask)
 
     def reset(self) -> None:
@@ -161,6 +161,22 @@ def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
     if mode is None and envs.metadata is not VectorEnv.metadata:
         mode = envs.metadata.get("autoreset_mode")
     return AutoresetMode.NEXT_STEP if mode is None else AutoresetMode(mode)
+
+
+def _merged(info: Info, reset_info: Info, done: np.ndarray) -> Info:
+    """Return `info` with the entries `INFO_KEYS` of `reset_info` for the environments that were reset.
+
+    As in Gymnasium, the entry `_key` says which environments have the entry `key`; by default, all have it.
+    """
+    merged = dict(info)
+    for key in INFO_KEYS:
+        if key in reset_info:
+            value = np.asarray(reset_info[key])
+            rows = done.reshape(-1, *[1] * (value.ndim - 1))
+            merged[key] = np.where(rows, value, info.get(key, value))
+        had, has = (found.get(f"_{key}", np.full(len(done), key in found)) for found in (info, reset_info))
+        merged[f"_{key}"] = np.where(done, has, had)
+    return merged
 
 
 def _row(info: Mapping[str, object], index: int) -> dict[str, object]:

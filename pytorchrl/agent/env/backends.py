@@ -22,12 +22,11 @@ from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, EnvFn, Info, Observation
-from pytorchrl.agent.env.autoreset import autoreset_mode_of
+from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
 from pytorchrl.agent.env.guard import close_and_log, describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
-from pytorchrl.agent.env.spaces import MASK_LEAF
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 
@@ -38,9 +37,6 @@ VectorMaker = Callable[..., AnyVectorEnv]
 # (benchmarks/env_backends.py). With at least this many environments, the NumPy vector environments are faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
-
-_INFO_KEYS = ("lives", MASK_LEAF)
-"""Keys that `VecEnv` reads in the `info` of every step. In the last `info` of an episode, all keys are kept."""
 
 _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
 
@@ -78,7 +74,7 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
         envs = InProcessVectorEnv(makers, copy=False, autoreset_mode=mode)
     except RuntimeError as failure:  # the spaces of the environments differ
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
-    envs.info_keys = _INFO_KEYS
+    envs.info_keys = INFO_KEYS
     return envs, mode
 
 

@@ -5,8 +5,14 @@ import sys
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 from pytorchrl.envs.testing import CountingEnv
+
+
+def vector_of(env_fn, mode):
+    """Return a function that builds a Gymnasium vector environment with autoreset mode `mode`."""
+    return lambda num_envs, **kwargs: SyncVectorEnv([lambda: env_fn(**kwargs)] * num_envs, autoreset_mode=mode)
 
 
 class EchoEnv(gym.Env):

@@ -8,7 +8,7 @@ from gymnasium.vector import SyncVectorEnv
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import EnvError
-from tests.unit.agent.env.small_envs import EchoEnv
+from tests.unit.agent.env.small_envs import EchoEnv, vector_of
 
 
 class InfoMaskEnv(CountingEnv):
@@ -102,6 +102,45 @@ def test_action_mask_in_info_survives_a_masked_reset():
             expected = np.eye(2, dtype=bool)[step.final_obs["obs"][:, 2].astype(int) % 2]
             np.testing.assert_array_equal(step.final_mask, expected)
         obs, mask = step.obs, step.mask
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+@pytest.mark.parametrize("episode_lengths", [(2, 2), (2, 3)], ids=["equal lengths", "different lengths"])
+def test_last_step_of_an_episode_needs_no_action_mask(mode, episode_lengths):
+    class Ending(InfoMaskEnv):
+        """Environment whose `info` contains no mask after an episode's last step."""
+
+        def step(self, action):
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, reward, terminated, truncated, {} if terminated else info
+
+    lengths = iter([2, *episode_lengths])  # the factory probes the first environment
+    env = VecEnv.create_factory(vector_of(lambda: Ending(next(lengths)), mode), vec_env_size=2)(seed=0)
+    env.reset()
+    for _ in range(8):
+        step = env.step(np.zeros(2, np.int64))
+        np.testing.assert_array_equal(step.mask, np.eye(2, dtype=bool)[step.obs["obs"][:, 2].astype(int) % 2])
+        assert step.final_mask is None or step.final_mask.all()
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_first_observation_of_every_episode_needs_an_action_mask(mode):
+    class Forgetful(InfoMaskEnv):
+        """Environment whose `info` contains no mask after the second reset."""
+
+        resets = 0
+
+        def reset(self, **kwargs):
+            self.resets += 1
+            obs, info = super().reset(**kwargs)
+            return obs, info if self.resets == 1 else {}
+
+    lengths = iter([2, 2, 3])
+    env = VecEnv.create_factory(vector_of(lambda: Forgetful(next(lengths)), mode), vec_env_size=2)(seed=0)
+    env.reset()
+    env.step(np.zeros(2, np.int64))
+    with pytest.raises(EnvError, match="action_mask"):
+        env.step(np.zeros(2, np.int64))
 
 
 def test_action_mask_that_disappears_is_an_error():

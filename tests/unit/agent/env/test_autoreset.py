@@ -3,20 +3,15 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
 from pytorchrl.envs.testing import CountingEnv, ScriptedEnv
 from pytorchrl.errors import ConfigError, EnvError
-from tests.unit.agent.env.small_envs import SameMemory
+from tests.unit.agent.env.small_envs import SameMemory, vector_of
 
 SCRIPT = {"rewards": (1.0, 2.0, 3.0, 4.0, 5.0), "terminations": (1, 3), "truncations": (3, 4)}
-
-
-def vector_of(env_fn, mode):
-    """Return a function that builds a Gymnasium vector environment with autoreset mode `mode`."""
-    return lambda num_envs, **kwargs: SyncVectorEnv([lambda: env_fn(**kwargs)] * num_envs, autoreset_mode=mode)
 
 
 def transitions(env, num_steps):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
-from tests.unit.agent.env.small_envs import EchoEnv
+from tests.unit.agent.env.small_envs import EchoEnv, vector_of
 
 
 class SeedEnv(gym.Env):
@@ -264,7 +265,14 @@ def test_end_on_life_loss_ends_for_the_learner_only():
         VecEnv.create_factory(CountingEnv, end_on_life_loss=True)
 
 
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def with_lives(env_fn, autoreset, **kwargs):
+    """Return one environment of which the loss of a life is a termination; "disabled" is a native vector's mode."""
+    source = vector_of(env_fn, AutoresetMode.DISABLED) if autoreset == "disabled" else env_fn
+    mode = {} if autoreset == "disabled" else {"autoreset": autoreset}
+    return VecEnv.create_factory(source, kwargs, end_on_life_loss=True, **mode)(seed=0)
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step", "disabled"])
 def test_a_new_game_with_fewer_lives_is_not_a_lost_life(autoreset):
     class Bonus(CountingEnv):
         """Environment that gains a life at every step."""
@@ -276,12 +284,30 @@ def test_a_new_game_with_fewer_lives_is_not_a_lost_life(autoreset):
             *rest, _ = super().step(action)
             return *rest, {"lives": 1 + self._t}
 
-    env = VecEnv.create_factory(
-        Bonus, {"episode_length": 3, "truncate": True}, end_on_life_loss=True, autoreset=autoreset)(seed=0)
+    env = with_lives(Bonus, autoreset, episode_length=3, truncate=True)
     env.reset()
     steps = [env.step(np.array([0])) for _ in range(10)]
     assert not any(step.terminated[0] for step in steps)
     assert sum(step.truncated[0] for step in steps) >= 2
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step", "disabled"])
+def test_a_life_lost_in_the_first_step_of_a_new_game_is_a_termination(autoreset):
+    class Fragile(CountingEnv):
+        """Environment that starts with three lives and loses one at every step."""
+
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {"lives": 3}
+
+        def step(self, action):
+            *rest, _ = super().step(action)
+            return *rest, {"lives": 3 - self._t}
+
+    env = with_lives(Fragile, autoreset, episode_length=3, truncate=True)
+    env.reset()
+    steps = [env.step(np.array([0])) for _ in range(12)]
+    ends = [(bool(step.terminated[0]), bool(step.truncated[0])) for step in steps if step.valid[0]]
+    assert ends == ([(True, False), (True, False), (False, True)] * 4)[:len(ends)]
 
 
 def test_test_mode_uses_test_env_kwargs():
