@@ -18,6 +18,8 @@ from pytorchrl.worker_names import collection_worker, in_file_name
 
 # Environments get the upper 31 of a seed's 63 bits, because ALE and EnvPool store seeds as signed 32-bit integers.
 _SEED_SHIFT = 32
+# float32 has a mantissa of 24 bits, so it stores numbers above this limit with at most six fractional bits.
+_LARGE = 2.0**17
 
 
 def check_common_options(options: Any) -> None:  # options of VecEnv or of MultiAgentVecEnv
@@ -82,3 +84,9 @@ def open_monitor(
         return None
     worker = in_file_name(collection_worker(index_grad_worker, index_col_worker))
     return Monitor(Path(log_dir) / f"monitor_{mode}_{worker}.csv", keywords)
+
+
+def is_large(leaf: np.ndarray) -> bool:
+    """Return whether a float leaf has a value above `_LARGE` in magnitude, for which float32 is too coarse."""
+    # The largest value is converted to a Python float, because float16 cannot represent `_LARGE`.
+    return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE

@@ -121,6 +121,8 @@ class LeafReading:
 class ObservationReader:
     """Converts observations of one space to leaves; copies only leaves whose values or dtypes change.
 
+    If a vector environment may return other dtypes than it declares, its first observations must be passed to `adapt`.
+
     Args:
         space: Observation space of a single environment.
         keep_float64: Whether float64 leaves stay float64; otherwise they become float32.
@@ -157,6 +159,18 @@ class ObservationReader:
             array = part_at(observations, path)
             leaves[name] = array if convert is None else convert(array)
         return leaves
+
+    def adapt(self, observations: Observation) -> None:
+        """From now on, cast the leaves whose dtypes in batched `observations` differ from those of `space`.
+
+        Single environments need no casts, because their observations are written to arrays of the declared dtypes.
+        """
+        for index, (name, array) in enumerate(self.read(observations).items()):
+            path, _, convert = self._leaves[index]
+            dtype = self.space[name].dtype
+            if np.asarray(array).dtype != dtype:
+                self._leaves[index] = path, name, functools.partial(_cast, convert, dtype)
+                self.is_plain, self._convert_single = False, None
 
     def read_rows(self, rows: Sequence[Observation]) -> dict[str, np.ndarray]:
         """Return K observations of single environments as leaves: each leaf becomes an array (K, ...)."""
@@ -265,6 +279,11 @@ def _conversion(leaf: LeafReading) -> Conversion | None:
     if leaf.start is None and not leaf.has_channels_last:  # the most common conversion, so it gets a faster function
         return _to_float32
     return functools.partial(_convert, leaf)
+
+
+def _cast(convert: Conversion | None, dtype: np.dtype[np.generic] | None, array: np.ndarray) -> np.ndarray:
+    """Return a leaf (E, ...) as `dtype`, after the conversion `convert`, if there is one."""
+    return np.asarray(array if convert is None else convert(array), dtype)
 
 
 def _convert(leaf: LeafReading, array: np.ndarray) -> np.ndarray:

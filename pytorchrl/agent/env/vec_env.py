@@ -19,6 +19,7 @@ from pytorchrl.agent.env.backends import InProcessVectorEnv, build_vector, close
 from pytorchrl.agent.env.common import (
     check_common_options,
     env_seeds,
+    is_large,
     is_training_mode,
     open_monitor,
     reward_function,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 # Default of max_env_restarts: environments that need more restarts within 1000 vector steps are considered broken.
 _MAX_RESTARTS = 3
-# float32 has a mantissa of 24 bits, so it stores numbers above this limit with at most six fractional bits.
-_LARGE = 2.0**17
 
 
 class VecEnv(Part):
@@ -162,10 +161,10 @@ class VecEnv(Part):
         kwargs = dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}
         built = build_options(cls, {"env_fn": env_fn, "env_kwargs": kwargs, "vec_env_size": vec_env_size, **options})
         probe, obs = cls._probe(built)
-        if built.keep_float64 is None and any(map(_is_large, obs.values())):
+        if built.keep_float64 is None and any(map(is_large, obs.values())):
             wide = dataclasses.replace(built, keep_float64=True)
             found, obs = cls._probe(wide)
-            if any(leaf.dtype == np.float64 and _is_large(leaf) for leaf in obs.values()):
+            if any(leaf.dtype == np.float64 and is_large(leaf) for leaf in obs.values()):
                 built, probe = wide, found
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
                           raw_spaces=probe.raw_spaces)
@@ -260,6 +259,7 @@ class VecEnv(Part):
             problem = observation_problem(self.vector.observation_space, observations)
             if problem:
                 raise EnvError(f"{self._where}: reset: {problem}")
+            self._reader.adapt(observations)
         self._autoreset.reset()
         self._statistics.reset()
         self._lives = self._lives_in(info)
@@ -390,6 +390,7 @@ class VecEnv(Part):
                            f"got {getattr(array, 'dtype', type(array))} {np.shape(array)}")
         if problem:
             raise EnvError(f"{self._where}: step: {problem}")
+        self._reader.adapt(observations)
 
     def _fail(self, call: str, failure: BaseException) -> NoReturn:
         """Raise `failure` as an `EnvError` that names the worker and the environments."""
@@ -441,9 +442,3 @@ class EnvFactory(Factory[VecEnv]):
                 f"{self.action_space}, got {env.observation_space}, {env.action_space}; "
                 "env_fn must build environments with the same spaces for all workers and for tests")
         return env
-
-
-def _is_large(leaf: np.ndarray) -> bool:
-    """Return whether a float leaf has a value above `_LARGE` in magnitude, for which float32 is too coarse."""
-    # The largest value is converted to a Python float, because float16 cannot represent `_LARGE`.
-    return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE
