@@ -213,6 +213,10 @@ class VecEnv(Part):
         self.action_shape = (self.num_envs, *(single_action_space.shape or ()))
         self._action_dtype = single_action_space.dtype
         self._is_continuous = self._action_dtype is not None and self._action_dtype.kind == "f"
+        # Environments may change arrays of actions, but stored actions must not change. Continuous actions are copies
+        # of the stored ones, and single environments receive Discrete actions as scalars.
+        self._copies_action = not self._is_continuous and not (
+            isinstance(self.vector, InProcessVectorEnv) and len(self.action_shape) == 1)
         self._autoreset = make_autoreset(self.autoreset_mode, self._reader, self.vector)
         self._transform = reward_function(options.reward_transform if is_training else None)
         self._statistics = EpisodeStatistics(self.num_envs, open_monitor(
@@ -368,6 +372,8 @@ class VecEnv(Part):
                     f"{self._where}, step {self._num_steps}: NaN or infinity in the actions of environments {bad}")
         if self._action_start is not None:
             action = action + self._action_start
+        elif self._copies_action:
+            action = action.copy()
         return action if action.dtype == self._action_dtype else action.astype(self._action_dtype)
 
     def _lives_in(self, info: Info) -> np.ndarray | None:

@@ -62,7 +62,8 @@ class PolicyColumns:
         if self._action_start is not None:
             value = value + self._action_start
         space = self._raw_action_space
-        return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
+        # The environment may change the array, and `value` is a part of the stored actions.
+        return int(value) if isinstance(space, Discrete) else np.array(value, space.dtype)
 
     def allow_all(self, env: int) -> None:
         """Allow all actions in environment `env`; call this before `write`, which sets the masks of present agents."""

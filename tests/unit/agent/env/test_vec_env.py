@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.wrappers import FrameStack
@@ -143,6 +143,37 @@ def test_actions_are_converted_to_the_format_of_the_environment(space, action, a
     env = VecEnv.create_factory(EchoEnv, {"action_space": space})(seed=0)
     env.reset()
     np.testing.assert_allclose(env.step(action).obs["value"][0], np.broadcast_to(arrives, (2,)))
+
+
+@pytest.mark.parametrize("backend", ["sync", "vector"])
+@pytest.mark.parametrize("space", [
+    spaces.Discrete(3), spaces.Discrete(3, start=4), spaces.MultiDiscrete([3, 3]),
+    spaces.MultiDiscrete([3, 3], start=[1, 2]), spaces.MultiDiscrete([3, 3], dtype=np.int32), spaces.MultiBinary(2)],
+    ids=str)
+def test_environments_that_change_their_actions_do_not_change_those_of_the_caller(backend, space):
+    class Subtracting(EchoEnv):
+        def step(self, action):
+            received = np.array(action)
+            action -= 2  # a scalar is not changed in place
+            return self.observation(received), 0.0, False, False, {}
+
+    class SubtractingVector(SyncVectorEnv):
+        def __init__(self, num_envs, action_space):
+            super().__init__([lambda: EchoEnv(action_space)] * num_envs)
+
+        def step(self, actions):
+            result = super().step(actions)
+            actions -= 2
+            return result
+
+    envs = VecEnv.create_factory(Subtracting if backend == "sync" else SubtractingVector, {"action_space": space}, 2)(
+        seed=0)
+    envs.reset()
+    for dtype in (np.int64, space.dtype):
+        action = np.ones(envs.action_shape, dtype)
+        arrived = envs.step(action).obs["value"]
+        assert (action == 1).all()
+        assert (arrived == 1 + np.asarray(getattr(space, "start", 0))).all()
 
 
 def test_bad_actions_are_refused():

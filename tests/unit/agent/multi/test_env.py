@@ -258,6 +258,25 @@ def test_actions_are_offset_by_the_start_of_their_space():
     assert envs.action_space["shared"] == gym.spaces.Discrete(3)
 
 
+class Subtracting(MatchingGame):
+    def action_space(self, agent):
+        return gym.spaces.MultiDiscrete([3, 3])
+
+    def step(self, actions):
+        first = {agent: int(action[0]) for agent, action in actions.items()}
+        for agent in actions:
+            actions[agent] -= 2
+        return super().step(first)
+
+
+def test_environments_that_change_their_actions_do_not_change_those_of_the_caller():
+    envs = make(1, Subtracting, "independent")
+    envs.reset()
+    action = {policy: np.ones((1, 2), np.int64) for policy in envs.observation_space}
+    envs.step(action)
+    assert all((array == 1).all() for array in action.values())
+
+
 class Continuous(MatchingGame):
     def action_space(self, agent):
         return gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
