@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from pytorchrl.agent.env.spaces import MIN_IMAGE_SIZE, has_image_values
+from pytorchrl.agent.env.images import MIN_IMAGE_SIZE, has_image_values
 from pytorchrl.errors import SpaceError
 
 HIDDEN_GAIN = math.sqrt(2.0)

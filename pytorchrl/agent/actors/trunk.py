@@ -16,7 +16,7 @@ from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, image_shape, is
 from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
-from pytorchrl.agent.env.spaces import MIN_IMAGE_SIZE
+from pytorchrl.agent.env.images import MIN_IMAGE_SIZE
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from pytorchrl.agent.data import OBS_LEAF
 from pytorchrl.agent.env.aliases import AnySpace, Observation
+from pytorchrl.agent.env.images import channels_first, has_channels_last
 from pytorchrl.errors import SpaceError
 
 MASK_LEAF = "action_mask"
@@ -24,10 +25,6 @@ LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.M
 Path = tuple[Any, ...]
 """Keys (of any type) and indices that lead to a leaf of a nested space."""
 Conversion = Callable[[np.ndarray], np.ndarray]
-
-_NUM_CHANNELS = (1, 3, 4)
-MIN_IMAGE_SIZE = 16
-"""Smallest height and width, in pixels, of an observation that is treated as an image by default."""
 
 
 def flatten_space(
@@ -233,20 +230,6 @@ def _refuse_empty(space: AnySpace, what: str, remedy: str) -> None:
         raise SpaceError(f"{what} is {space}, whose shape {space.shape} has no elements; {remedy}")
 
 
-def has_image_values(space: spaces.Box) -> bool:
-    """Return whether the values may be pixels: unsigned bytes, or floats whose bounds are 0 and 1 everywhere."""
-    return space.dtype == np.uint8 or (
-        np.issubdtype(space.dtype, np.floating) and not np.any(space.low) and bool(np.all(space.high == 1)))
-
-
-def _has_channels_last(space: AnySpace) -> bool:
-    return (
-        isinstance(space, spaces.Box) and len(space.shape) == 3
-        and space.shape[2] in _NUM_CHANNELS and space.shape[0] not in _NUM_CHANNELS
-        and (space.dtype == np.uint8 or min(space.shape[:2]) >= MIN_IMAGE_SIZE) and has_image_values(space)
-    )
-
-
 def _learner_space(space: AnySpace, keep_float64: bool = False) -> AnySpace:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)) if space.start else space
@@ -254,8 +237,8 @@ def _learner_space(space: AnySpace, keep_float64: bool = False) -> AnySpace:
         return spaces.MultiDiscrete(space.nvec) if np.any(space.start) else space
     if not isinstance(space, spaces.Box):
         return space
-    if _has_channels_last(space):
-        space = spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)
+    if has_channels_last(space):
+        space = channels_first(space)
     if space.dtype == np.float64 and not keep_float64:
         # Bounds that exceed the range of float32 become infinite on purpose.
         with np.errstate(over="ignore"):
@@ -266,7 +249,7 @@ def _learner_space(space: AnySpace, keep_float64: bool = False) -> AnySpace:
 def _reading(path: Path, space: AnySpace, keep_float64: bool) -> LeafReading:
     return LeafReading(
         path, _name(path), start=action_start(space), is_narrowed=space.dtype == np.float64 and not keep_float64,
-        has_channels_last=_has_channels_last(space))
+        has_channels_last=has_channels_last(space))
 
 
 _to_float32 = operator.methodcaller("astype", np.dtype(np.float32))

@@ -9,14 +9,16 @@ import numpy as np
 from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, Info, ResetResult, StepResult
+from pytorchrl.agent.env.images import channels_first, has_channels_last
 from pytorchrl.errors import ConfigError
 
 
 class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
     """Wrapper that concatenates the newest observations along the channel axis; the space must be a Box.
 
-    The channel axis is the last axis of (H, W, C) images, and the first axis of other observations. At the start of an
-    episode, the stack contains copies of the first observation.
+    K images (H, W, C) become an image (K·C, H, W), oldest first. The channel axis of other observations is the first
+    axis, or the last of three axes if it has 1, 3 or 4 entries. At the start of an episode, the stack contains copies
+    of the first observation.
 
     Args:
         env: The environment.
@@ -31,7 +33,13 @@ class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
         space = env.observation_space
         if not isinstance(space, spaces.Box) or not space.shape:
             raise ConfigError(f"frame_stack needs a Box with at least one axis, got {space}; use frame_stack=1")
-        self._axis = -1 if len(space.shape) == 3 and space.shape[2] in (1, 3, 4) else 0
+        self._axis = 0
+        # If the channels stayed last, their number would no longer be that of an image.
+        self._has_channels_last = has_channels_last(space)
+        if self._has_channels_last:
+            space = channels_first(space)
+        elif len(space.shape) == 3 and space.shape[2] in (1, 3, 4):
+            self._axis = -1
         self._frames: deque[np.ndarray] = deque(maxlen=num_frames)
         self.observation_space = spaces.Box(
             np.concatenate([space.low] * num_frames, self._axis),
@@ -40,12 +48,15 @@ class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset the environment, and fill the stack with copies of the first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        # The observation is copied, because the environment may reuse the memory for its next observation.
-        self._frames.extend([np.array(observation)] * (self._frames.maxlen or 1))
+        self._frames.extend([self._frame(observation)] * (self._frames.maxlen or 1))
         return np.concatenate(self._frames, self._axis), info
 
     def step(self, action: Action) -> StepResult:
         """Step the environment; return the stack with the newest observation last."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._frames.append(np.array(observation))
+        self._frames.append(self._frame(observation))
         return np.concatenate(self._frames, self._axis), reward, terminated, truncated, info
+
+    def _frame(self, observation: np.ndarray) -> np.ndarray:
+        """Return a copy of an observation, because the environment may reuse the memory for its next observation."""
+        return np.array(np.moveaxis(observation, -1, 0) if self._has_channels_last else observation, order="C")
