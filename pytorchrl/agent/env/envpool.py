@@ -23,6 +23,9 @@ class EnvPoolVector(AnyVectorEnv):
 
     The step after an episode's end resets the environment. `reset` ignores seeds, because the constructor sets them.
 
+    If an episode terminates in the step in which it reaches its time limit, EnvPool 1.2.5 reports only a truncation.
+    `backend="sync"` reports a termination in this case.
+
     Args:
         blueprint: The task, the number of environments, their seeds and the number of threads.
 
