@@ -144,6 +144,9 @@ class Actor(Part, nn.Module, ABC):
         generator = torch_generator(seed)  # a CPU generator, so that initial weights are equal on all devices
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
+        for module in self.modules():
+            if isinstance(module, MLP):
+                module.look_up_weights(once=True)
         normalised = _normalised_leaves(self.options)
         # Normalizers are stored in a list, because leaf names may contain dots, which PyTorch forbids in module names.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}

@@ -8,7 +8,7 @@ torch's global one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeGuard, TypeVar
 
 import gymnasium as gym
@@ -31,6 +31,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }
 """Activation functions by name."""
+_NOT_IN_PLACE: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
+    torch.tanh_: torch.tanh, torch.relu_: torch.relu,
+}
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -56,9 +59,15 @@ def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torc
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a module's forward pass is exactly that of a linear layer with a bias."""
-    return (isinstance(module, nn.Linear) and type(module).forward in (nn.Linear.forward, _Linear.forward)
-            and module.bias is not None)
+    """Return whether a call of a module is exactly `F.linear` with two parameters, the weight and the bias.
+
+    This is false for layers with hooks, and for layers that recompute a weight or bias, such as those with weight
+    normalization.
+    """
+    if not isinstance(module, nn.Linear) or type(module).forward not in (nn.Linear.forward, _Linear.forward):
+        return False
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return not any(hooks) and {name for name, _ in module.named_parameters(recurse=False)} >= {"weight", "bias"}
 
 
 def conv(
@@ -161,17 +170,6 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.mm(x, transposed) - (-bias)
 
 
-class _LayerWeights:
-    """Iterable over the (weight, bias) pairs of layers. Each iteration reads the layers' current tensors."""
-
-    def __init__(self, layers: nn.ModuleList) -> None:
-        self._layers = layers
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for layer in self._layers:
-            yield layer.weight, layer.bias  # type: ignore[misc] # the layers are linear
-
-
 class MLP(nn.Module):
     """Fully connected layers. The input is a leaf (converted to vectors by `encode`) or vectors of a given size."""
 
@@ -197,21 +195,31 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.out_features = size
         self._activation = ACTIVATIONS[activation]
-        # `forward` reads the parameters from this list, because in small networks, looking them up in modules takes as
-        # long as computing with them.
-        self._weights: Iterable[tuple[Tensor, Tensor]] = [(layer.weight, layer.bias) for layer in layers]
+        self.look_up_weights()
 
-    def look_up_weights(self) -> None:
-        """Make `forward` look up its parameters in the layers, so that `torch.export` finds their names."""
-        self._weights = _LayerWeights(self.layers)
+    def look_up_weights(self, once: bool = False) -> None:
+        """Make `forward` call the layers as modules, or look up their parameters once.
+
+        Args:
+            once: Whether to look up the parameters now and only now, which makes small networks twice as fast, unless
+                layers have hooks or recompute their weights. `torch.export` would not find the parameters' names.
+        """
+        is_plain = once and all(map(is_linear, self.layers))
+        self._weights: list[tuple[Tensor, Tensor]] | None = (
+            [(layer.weight, layer.bias) for layer in self.layers] if is_plain else None)  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of a leaf (B, ...)."""
         if self._to_encode is not None:
             x = encode(self._to_encode, x)
-        activation = self._activation
+        activation, weights = self._activation, self._weights
+        if weights is None:
+            activation = _NOT_IN_PLACE.get(activation, activation)  # a hook may keep the outputs of a layer
+            for module in self.layers:
+                x = activation(module(x))
+            return x
         layer = _compiled_linear if torch.compiler.is_compiling() else F.linear
-        for weight, bias in self._weights:
+        for weight, bias in weights:
             x = activation(layer(x, weight, bias))
         return x
 

@@ -118,6 +118,24 @@ def counting_of(size):
     return Sized
 
 
+class Replaced(OnPolicyActor):
+    """An actor whose first layers are replaced."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        for trunk in (self.policy, self.value):
+            trunk.extractor.layers[0] = nn.Linear(4, 64)
+
+
+def test_replaced_layers_are_used():
+    actor = make(Replaced)
+    first, second = actor.policy.extractor.layers
+    params = actor.act(OBS, {}, None)[2]
+    torch.testing.assert_close(params, actor.policy_head(torch.tanh(second(torch.tanh(first(OBS["obs"]))))))
+    actor.get_value(OBS, {}, None)[0]["value"].sum().backward()
+    assert actor.value.extractor.layers[0].weight.grad.any()
+
+
 @pytest.mark.parametrize("cls", [Asymmetric, Shared])
 def test_initial_weights_depend_on_the_seed_and_the_global_rng_is_not_used(cls):
     torch.manual_seed(5)
