@@ -100,15 +100,17 @@ class SmallPolicy:
 
 
 def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that normalizes observations as `actor` does; None if `actor` does not normalize."""
-    if not actor.options.normalize_obs:
+    """Return a function that converts observations as `actor.normalise` does; None if they do not change."""
+    is_own = overrides(actor, OnPolicyActor, "normalise")
+    if not is_own and not actor.options.normalize_obs:
         return None
 
     def in_torch(values: np.ndarray) -> np.ndarray:
-        batch = torch.from_numpy(np.atleast_2d(values))
-        return actor.normalise({OBS_LEAF: batch})[OBS_LEAF].numpy().reshape(values.shape)
+        with torch.inference_mode():  # a user's `normalise` may have parameters
+            found = actor.normalise({OBS_LEAF: torch.from_numpy(np.atleast_2d(values))})[OBS_LEAF].numpy()
+        return found if values.ndim > 1 else found[0]
 
-    if len(actor.obs_moments) != 1 or overrides(actor, OnPolicyActor, "normalise"):
+    if is_own or len(actor.obs_moments) != 1:
         return in_torch
     in_numpy = actor.obs_moments[0].in_numpy()  # type: ignore[operator] # it is a `RunningMoments`
     return lambda values: in_numpy(values) if values.dtype == np.float32 else in_torch(values)

@@ -137,6 +137,30 @@ class Greedy(OnPolicyActor):
         return super().act(obs, rhs, done, True, mask, generator)
 
 
+class Scaled(OnPolicyActor):
+    """Multiplies observations by a parameter after it has normalized them."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.scale = torch.nn.Parameter(torch.tensor(-3.0))
+
+    def normalise(self, obs):
+        return {"obs": super().normalise(obs)["obs"] * self.scale}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_acting_uses_an_own_method_that_normalizes_observations(num_envs, normalize):
+    algo, obs = make(actor=Scaled, normalize_obs=normalize), rows(num_envs)
+    if normalize:
+        algo.actor.merge_moments({"obs/obs": (torch.tensor(9.0), torch.full((5,), 0.3), torch.full((5,), 4.0))})
+    with torch.inference_mode():
+        action, _, params, _, _ = algo.actor.act({"obs": torch.from_numpy(obs["obs"])}, {}, None, deterministic=True)
+    step = act(algo, obs, deterministic=True)
+    np.testing.assert_array_equal(step.action, action)
+    np.testing.assert_allclose(step.other["dist_params"], params, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", [
     {"recurrent_net": "gru"}, {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
