@@ -98,6 +98,19 @@ def check_mask(mask: Tensor) -> None:
             f"{rows[:8]}; allow at least one action there")
 
 
+def inner_bounds(space: gym.spaces.Box) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest float32 actions within the bounds of a Box, `(*action_shape,)` each.
+
+    The nearest float32 of a float64 bound may be outside the Box: float32(0.1) is above 0.1.
+    """
+    infinity = np.float32(np.inf)
+    with np.errstate(over="ignore"):  # a bound beyond the range of float32 becomes infinite at first
+        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    low = np.where(low < space.low, np.nextafter(low, infinity), low)
+    high = np.where(high > space.high, np.nextafter(high, -infinity), high)
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
 def _sample_logits(logits: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
     # argmax(logits + Gumbel noise) is a draw from the softmax of the logits, and -log(Exponential(1)) is Gumbel noise.
     noisy = logits - torch.empty_like(logits).exponential_(generator=generator).log_()
@@ -247,17 +260,18 @@ class Gaussian(Distribution):
     """
 
     low: Tensor
-    """(*action_shape,) float32 lower bounds."""
+    """(*action_shape,) float32 lower bounds; see `inner_bounds`."""
     high: Tensor
-    """(*action_shape,) float32 upper bounds."""
+    """(*action_shape,) float32 upper bounds; see `inner_bounds`."""
 
     def __init__(self, space: gym.spaces.Box, log_std_init: float = 0.0) -> None:
         super().__init__()
         self.action_shape = tuple(space.shape)
         self.num_outputs = math.prod(self.action_shape)
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
-        self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32), persistent=False)
-        self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
+        low, high = inner_bounds(space)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("high", high, persistent=False)
 
     def params_of(self, outputs: Tensor) -> Tensor:
         """Return the means, followed by the log standard deviations; see `Distribution`."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.distributions import Categorical, check_mask
+from pytorchrl.agent.actors.distributions import Categorical, check_mask, inner_bounds
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import (
     ContinuousQNet,
@@ -46,9 +46,9 @@ class OffPolicyActor(ReplayActor):
     """
 
     low: Tensor
-    """Lower bounds of a Box, float32, with the shape of an action."""
+    """Lower bounds of a Box, float32 and within the Box, with the shape of an action."""
     high: Tensor
-    """Upper bounds of a Box, float32, with the shape of an action."""
+    """Upper bounds of a Box, float32 and within the Box, with the shape of an action."""
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
     network_options: ClassVar[tuple[str, ...]] = (*ReplayActor.network_options, "num_critics")
@@ -108,8 +108,9 @@ class OffPolicyActor(ReplayActor):
             self.action_size = int(space.n)
         else:
             self.action_size = math.prod(space.shape)
-            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32), persistent=False)
-            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
+            low, high = inner_bounds(space)
+            self.register_buffer("low", low, persistent=False)
+            self.register_buffer("high", high, persistent=False)
         self._categorical = Categorical(self.action_size) if self.is_discrete else None
         self.build(seed)
 

@@ -172,6 +172,16 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone():
         assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("high", [0.1, 0.4, 1 / 3, 0.7, 1e300, np.inf])
+def test_clipped_actions_are_within_float64_bounds(high):
+    space = gym.spaces.Box(np.array([-high, min(high / 2, 0.7)]), np.array([high, high]), dtype=np.float64)
+    for end in (-torch.inf, torch.inf):
+        clipped = distribution_of(space).clip(torch.full((2,), end)).numpy()
+        assert space.contains(clipped.astype(np.float64))
+        if high < 1:
+            np.testing.assert_allclose(clipped, space.low if end < 0 else space.high, rtol=1e-7)
+
+
 def test_actions_start_at_zero_and_are_clipped_to_bounds():
     # Environments add the `start` of the action space; the actor must not add it too.
     assert distribution_of(gym.spaces.Discrete(3, start=5)).clip(torch.tensor([0, 2])).tolist() == [0, 2]

@@ -55,6 +55,18 @@ def test_actions_equal_those_of_torch_with_the_same_random_numbers(cls, actor, o
     assert algorithm.choose_small({"obs": np.zeros((num, 5), np.float32)}, deterministic) is not None
 
 
+@pytest.mark.parametrize("high", [0.1, 0.4, 1 / 3])
+def test_actions_at_the_ends_are_within_float64_bounds(high):
+    space = gym.spaces.Box(np.array([-high, high / 2]), np.array([high, high]), dtype=np.float64)
+    algorithm = make(DDPG, actions=space, noise_std=1e6)
+    for num in (1, 3, 5):  # five environments act in torch
+        step = act(algorithm, num)
+        assert set(np.abs(step.action.flat)) == {1.0}
+        assert all(space.contains(action.astype(np.float64)) for action in step.clipped_action)
+    for end in (-1.0, 1.0):
+        assert space.contains(algorithm.actor.to_env(torch.full((1, 2), end))[0].numpy().astype(np.float64))
+
+
 @pytest.mark.parametrize(("algorithm", "num"), [
     (make(SAC), 5), (make(OwnSAC), 1), (make(SAC, {"log_std_bound": "tanh"}), 1), (make(DDPG, noise="ou"), 1),
     (make(SAC, actions=gym.spaces.Discrete(3)), 1)])

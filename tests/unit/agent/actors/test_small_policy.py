@@ -161,6 +161,14 @@ def test_acting_uses_an_own_method_that_normalizes_observations(num_envs, normal
     np.testing.assert_allclose(step.other["dist_params"], params, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("high", [0.1, 0.4, 1 / 3])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_clipped_actions_are_within_float64_bounds(num_envs, high):
+    space = gym.spaces.Box(-high, high, (2,), np.float64)
+    step = act(make(action=space, log_std_init=4.0), rows(num_envs))
+    assert all(space.contains(action.astype(np.float64)) for action in step.clipped_action)
+
+
 @pytest.mark.parametrize("options", [
     {"recurrent_net": "gru"}, {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
