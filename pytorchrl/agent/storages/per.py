@@ -123,7 +123,8 @@ class PERBuffer(ReplayBuffer):
         rows = ring.insert(rollout, None).rows
         rows = rows[ring.columns["drawable"][rows]]
         errors = np.zeros(ring.capacity, np.float32)
-        errors[rows] = _array(self.algorithm.td_errors(self._batch(ring, rows, np.ones(len(rows)))))
+        if len(rows):
+            errors[rows] = _array(self.algorithm.td_errors(self._batch(ring, rows, np.ones(len(rows)))))
         rollout.other[ERROR] = torch.from_numpy(errors.reshape(rollout.num_envs, rollout.num_steps).T.copy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:

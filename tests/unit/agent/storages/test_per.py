@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from scipy.stats import chisquare
 
+from pytorchrl.agent.actors import OffPolicyActor
+from pytorchrl.agent.algorithms import DDPG
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.storages import PERBuffer
@@ -185,6 +190,17 @@ def test_rows_without_a_transition_do_not_affect_weights(per):
     storage.update_priorities(np.array([0, 2, 3]), np.array([1.0, 2.0, 4.0]))
     assert storage.min_priority == pytest.approx(1.0)
     assert weights_of(storage) == pytest.approx({0: 1.0, 2: 0.5, 3: 0.25})
+
+
+def test_a_rollout_without_a_transition_has_errors_of_zero():
+    actor = OffPolicyActor.create_factory(Box(-1, 1, (1,)), Box(-1, 1, (1,)), policy="deterministic")(seed=0)
+    storage = PERBuffer.create_factory(6, rollout_size=1)(
+        actor=actor, algorithm=DDPG.create_factory()(actor=actor, seed=0), num_envs=1, seed=0, device="cpu")
+    rollout = dataclasses.replace(steps(3, valid=[False] * 3), action=torch.zeros(3, 1, 1))
+    storage.add_errors(rollout)
+    assert rollout.other["error"].tolist() == [[0.0]] * 3
+    storage.insert_data_slice([rollout])
+    assert storage.sample(2) is None
 
 
 def test_broken_stacks_are_never_sampled_again(per, make_collector):
