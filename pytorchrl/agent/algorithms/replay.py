@@ -253,10 +253,15 @@ class ReplayAlgorithm(Algorithm):
                 checked.
         """
         due = tuple([name for name in self.groups if not self.applies_at_once or self.is_due(name)])
-        if self._compiled is not None and (batch.ret.shape[0], due) in self._plans:
-            gradients, measured, errors = self._compiled_gradients(self._compiled, batch, due)
-        else:
+        if self._compiled is None:
             gradients, measured, errors = self._uncompiled_gradients(batch, due)
+        else:
+            if (batch.ret.shape[0], due) not in self._plans:
+                # Discard the result: a resumed run has no plans yet, but must compute the same gradients.
+                state = self.update_generator.get_state()
+                self._uncompiled_gradients(batch, due)
+                self.update_generator.set_state(state)
+            gradients, measured, errors = self._compiled_gradients(self._compiled, batch, due)
         values = measured.tolist()
         values, norms = values[:len(self._names)], values[len(self._names):]
         if not all(map(math.isfinite, values)):

@@ -54,14 +54,44 @@ def test_compiled_gradients_equal_the_uncompiled_ones(case):
                 moments.merge((torch.tensor(5.0), torch.full((3,), float(seed)), torch.full((3,), 7.0)))
 
 
-def test_gradients_are_compiled_from_the_second_batch_of_a_size():
-    algorithm, calls = make(SAC, OffPolicyActor, BOX, compile=True), []
-    algorithm._compiled = lambda batch, draws, due: calls.append([draw.shape for draw in draws]) or (
-        [torch.zeros(1)], torch.zeros(6), torch.zeros(1))
-    batch = make_batch(False)
+def test_gradients_are_compiled_from_the_first_batch_of_a_size(monkeypatch):
+    calls = []
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: lambda tensors, draws: calls.append(
+        [draw.shape for draw in draws]) or function(tensors, draws))
+    plain, compiling = (make(SAC, OffPolicyActor, BOX, compile=flag) for flag in (False, True))
     for count in (7, 5, 7, 5):
-        algorithm.compute_gradients(rows(batch, count))
-    assert calls == [[(7, 2), (7, 2)], [(5, 2), (5, 2)]]
+        batch = rows(make_batch(False), count)
+        (expected, wanted), (gradients, info) = (
+            algorithm.compute_gradients(batch) for algorithm in (plain, compiling))
+        assert calls.pop() == [(count, 2), (count, 2)]
+        assert not calls
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other)
+        assert info.keys() == wanted.keys()
+        assert torch.equal(plain.update_generator.get_state(), compiling.update_generator.get_state())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("cls", "policy"), [
+    (SAC, "stochastic"), pytest.param(TD3, "deterministic", marks=pytest.mark.thorough)])
+def test_a_resumed_algorithm_makes_the_same_compiled_updates_bit_for_bit(cls, policy):
+    actor = {"policy": policy, "hidden_sizes": (64, 64)}
+
+    def update(algorithm, seed):
+        algorithm.compute_gradients(make_batch(False, seed=seed))
+        algorithm.apply_gradients()
+    first, resumed = (make(cls, OffPolicyActor, BOX, actor, compile=True) for _ in range(2))
+    first.applies_at_once = resumed.applies_at_once = True
+    for seed in range(4):
+        update(first, seed)
+    resumed.load_state_dict(first.state_dict())
+    for seed in range(4, 8):
+        for algorithm in (first, resumed):
+            update(algorithm, seed)
+    for name, group in first.groups.items():
+        assert torch.equal(group.data, resumed.groups[name].data)
+    assert torch.equal(first.update_generator.get_state(), resumed.update_generator.get_state())
 
 
 class DrawsDirectly(SAC):
@@ -130,7 +160,7 @@ def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_m
     monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: graphs.append(0) or function)
     algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
     batch = make_batch(False)
-    for other, count in ((batch, 0), (batch, 1), (batch, 1), (rows(batch, 5), 1), (rows(batch, 5), 2), (batch, 2),
+    for other, count in ((batch, 1), (batch, 1), (rows(batch, 5), 2), (rows(batch, 5), 2), (batch, 2),
                          (dataclasses.replace(batch, ret=batch.ret.double()), 3)):
         algorithm.compute_gradients(other)
         assert len(graphs) == count
@@ -153,4 +183,4 @@ def test_graphs_leave_out_groups_that_are_not_due(monkeypatch):
             torch.testing.assert_close(gradient, other)
         for algorithm in (plain, compiling):
             algorithm.apply_gradients()
-        assert len(graphs) == max(0, min(number - 2, 2))  # the first of each kind runs uncompiled
+        assert len(graphs) == min(number, 2)
