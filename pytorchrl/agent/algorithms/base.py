@@ -6,6 +6,7 @@ E = environments, P = scalars of a group's parameter vector, H = size of a netwo
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -255,7 +256,8 @@ class Algorithm(Part, Updatable, ABC):
         """Return the Euclidean norm of each gradient that is not None."""
         known, norms = self._known_norms
         # A tensor whose `_version` is 0 has not been changed in place since it was computed.
-        if gradients is known and not any(gradient._version for gradient in known):
+        are_known = len(gradients) == len(known) and all(map(operator.is_, gradients, known))
+        if are_known and not any(gradient._version for gradient in known):
             return norms
         return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
 

@@ -316,7 +316,7 @@ class OnPolicyAlgorithm(Algorithm):
             gradient, norm = torch.full_like(gradient, math.nan), math.nan
         self._gradients = gradients = [gradient]
         if self._compiled is not None:
-            self._known_norms = gradients, [norm]
+            self._known_norms = [gradient], [norm]
         return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:

@@ -268,7 +268,7 @@ class ReplayAlgorithm(Algorithm):
             gradients, norms = [torch.full_like(gradient, math.nan) for gradient in gradients], []
         self._gradients = gradients
         if norms:
-            self._known_norms = gradients, norms
+            self._known_norms = [*gradients], norms
         errors = errors if errors.is_cpu else errors.cpu()
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from pytorchrl.agent.algorithms import APPO, PPO
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
 # Torch emits this warning when its compiler is imported.
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"), pytest.mark.compiled]
@@ -35,6 +36,22 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(build, collect
             parts.algorithm.update_algorithm_parameter("clip_param", 0.001)
     assert torch.equal(plain.algorithm.groups["all"].data, compiled.algorithm.groups["all"].data)
     assert len(compiled.algorithm._compiled._graphs) == 1
+
+
+def test_replaced_gradients_are_measured_again(build, collect, made_up_steps, monkeypatch):
+    monkeypatch.setattr("pytorchrl.agent.algorithms.compiled._compile_graph", lambda function, *args: function)
+    parts = build(PPO, compile=True)
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
+    parts.storage.before_gradients()
+    batch, = parts.storage.generate_batches(1)
+    gradients, _ = parts.algorithm.compute_gradients(batch)
+    gradients[0] = gradients[0] * 100
+    assert parts.algorithm.apply_gradients()["grad_norm"] == pytest.approx(float(gradients[0].norm()))
+    gradients, _ = parts.algorithm.compute_gradients(batch)
+    gradients[0], before = gradients[0] * math.nan, parts.params.clone()
+    with pytest.raises(NonFiniteUpdateError):
+        parts.algorithm.apply_gradients()
+    assert torch.equal(parts.params, before)
 
 
 def test_batches_of_another_layout_have_their_own_graphs(build, collect, made_up_steps, traced_only):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DQN, SAC, TD3, compiled
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from tests.unit.agent.algorithms.test_replay_losses import BOX, DISCRETE, make, make_batch
 
 # Torch emits this warning when its compiler is imported.
@@ -69,6 +70,22 @@ def test_gradients_are_compiled_from_the_first_batch_of_a_size(monkeypatch):
             torch.testing.assert_close(gradient, other)
         assert info.keys() == wanted.keys()
         assert torch.equal(plain.update_generator.get_state(), compiling.update_generator.get_state())
+
+
+def test_replaced_gradients_are_measured_again(monkeypatch):
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: function)
+    algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
+    gradients, _ = algorithm.compute_gradients(make_batch(False))
+    gradients[0] = gradients[0] * 100
+    expected = [float(gradient.norm()) for gradient in gradients]
+    info = algorithm.apply_gradients(gradients)
+    assert [info[f"grad_norm_{name}"] for name in algorithm.groups] == pytest.approx(expected)
+    before = {name: group.data.clone() for name, group in algorithm.groups.items()}
+    gradients, _ = algorithm.compute_gradients(make_batch(False))
+    gradients[0] = gradients[0] * math.nan
+    with pytest.raises(NonFiniteUpdateError):
+        algorithm.apply_gradients()
+    assert all(torch.equal(group.data, before[name]) for name, group in algorithm.groups.items())
 
 
 @pytest.mark.slow
