@@ -129,6 +129,8 @@ _ALGORITHMS = [
           "only differences of the number of stages are used, in which the additional one cancels")),
     *_of("agent/algorithms/replay.py", "agent/algorithms/test_compiled_replay.py -k first_batch",
          ("self.update_generator.set_state(state)", "pass")),
+    *_of("agent/algorithms/replay.py", "agent/algorithms/test_compiled_replay.py -k refused",
+         ("{*self.parameters, *self.updatable}", "{*self.parameters}")),
     *_of("agent/algorithms/base.py", "agent/algorithms/test_compiled.py -k measured_again",
          ("all(map(operator.is_, gradients, known))", "True")),
     *_of("agent/algorithms/r2d2.py", "agent/algorithms/test_r2d2.py agent/algorithms/test_previous_action_reward.py",

@@ -337,7 +337,7 @@ class ReplayAlgorithm(Algorithm):
             raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses draw noise from "
                               f"update_generator directly ({str(error).splitlines()[0]}); use "
                               "pytorchrl.agent.noise.standard_normal, or set compile=False") from error
-        if read := sorted(names & self.parameters.keys()):
+        if read := sorted(names & {*self.parameters, *self.updatable}):
             raise ConfigError(f"{type(self).__name__} cannot be compiled, because its losses read updatable options "
                               f"({', '.join(read)}), which would be constant in the graph; set compile=False")
         return found

@@ -11,6 +11,7 @@ import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DQN, SAC, TD3, compiled
+from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from tests.unit.agent.algorithms.test_replay_losses import BOX, DISCRETE, make, make_batch
 
@@ -143,7 +144,29 @@ class ReadsDeclaredOption(SAC):
         return {**losses, "q": losses["q"] * self.options.lr_q}, measures, errors
 
 
+class ReadsNone(SAC):
+    """Reads an updatable option that is None, so that it is not in `parameters`."""
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Options(SAC.Options):
+        l2: float | None = option(None, help="Weight of a penalty.", low=0.0, updatable=True)
+
+    def losses(self, batch):
+        losses, measures, errors = super().losses(batch)
+        return {**losses, "q": losses["q"] * (1 + self.parameters.get("l2", 0.0))}, measures, errors
+
+
+class ReadsDeclaredNone(ReadsNone):
+    """Reads the same option from `options`."""
+
+    def losses(self, batch):
+        losses, measures, errors = SAC.losses(self, batch)
+        return {**losses, "q": losses["q"] * (1 + (self.options.l2 or 0.0))}, measures, errors
+
+
 @pytest.mark.parametrize(("cls", "message"), [
+    (ReadsNone, r"ReadsNone cannot be compiled.*\(l2\)"),
+    (ReadsDeclaredNone, r"ReadsDeclaredNone cannot be compiled.*\(l2\)"),
     (ReadsAllOptions, r"ReadsAllOptions cannot be compiled.*lr_alpha, lr_pi, lr_q"),
     (ReadsDeclaredOption, r"ReadsDeclaredOption cannot be compiled.*\(lr_q\)"),
     (DrawsDirectly, r"DrawsDirectly cannot be compiled.*standard_normal, or set compile=False"),
