@@ -161,6 +161,8 @@ _ALGORITHMS = [
     *_of("agent/algorithms/appo.py", "agent/algorithms/test_impala_appo.py",
          ("torch.maximum(slow_logp,", "torch.minimum(slow_logp,"),
          ("self.kl_coef *= 0.5", "self.kl_coef *= 0.9")),
+    *_of("agent/multi/algorithm.py", "agent/multi/test_algorithm.py -k refuses",
+         ("changed.options, changed.schedules, changed.parameters = options, schedules, parameters", "pass")),
     *_of("agent/schedules.py", "agent/test_schedules.py",
          ("min(1.0, env_steps / (self.steps or max(1, target_steps)))",
           "env_steps / (self.steps or max(1, target_steps))"),

@@ -244,7 +244,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         Raises:
             KeyError: No policy has such a parameter.
-            ConfigError: The value is not allowed, or no policy would learn.
+            ConfigError: A policy does not allow the value, or no policy would learn; nothing was changed.
         """
         found = [policy for policy in self.algorithms if name.startswith(policy + SEPARATOR)]
         own = name[len(found[0]) + 1:] if found else name
@@ -256,13 +256,7 @@ class MultiAgentAlgorithm(Algorithm):
                 raise ConfigError(f"{name}={value!r} would leave no trainable policy; keep at least one trainable")
             self._trainable = trainable
             return
-        unknown = 0
-        for policy in found or self.algorithms:
-            try:
-                self.algorithms[policy].update_algorithm_parameter(own, value)
-            except KeyError:  # noqa: PERF203 - another policy may have this parameter
-                unknown += 1
-        if unknown == len(found or self.algorithms):
+        if not _update([self.algorithms[policy] for policy in found or self.algorithms], own, value):
             raise KeyError(f"no policy has a parameter {name!r} that can change; use {', '.join(self.updatable)}")
 
     @property
@@ -328,6 +322,23 @@ class MultiAgentAlgorithm(Algorithm):
         for policy, algo in self.algorithms.items():
             for name, tensor in algo.acting_tensors():
                 yield f"{policy}{SEPARATOR}{name}", tensor
+
+
+def _update(algorithms: list[Algorithm], name: str, value: object) -> bool:
+    """Set a parameter of all algorithms that have it, or of none if one refuses it; return whether any has it."""
+    before = [(algo, algo.options, algo.schedules, algo.parameters) for algo in algorithms]  # updates replace these
+    is_known = False
+    for algo in algorithms:
+        try:
+            algo.update_algorithm_parameter(name, value)
+            is_known = True
+        except KeyError:  # noqa: PERF203 - another policy may have this parameter
+            continue
+        except ConfigError:
+            for changed, options, schedules, parameters in before:
+                changed.options, changed.schedules, changed.parameters = options, schedules, parameters
+            raise
+    return is_known
 
 
 def _problems_of(policy: str, factory: Factory[Algorithm]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytorchrl import (
-    A2C, APPO, IMPALA, PPO, OnPolicyActor, VTraceBuffer, linear,
+    A2C, APPO, IMPALA, PPO, SAC, OffPolicyActor, OnPolicyActor, ReplayBuffer, VTraceBuffer, linear,
 )
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError, WeightsError
 
@@ -166,6 +166,21 @@ def test_parameters_are_updated_for_one_policy_or_all(make_agent):
         num_epochs=2, num_mini_batch=2)}).algo
     other.parameters = algo.parameters
     assert other.parameters == algo.parameters
+
+
+@pytest.mark.parametrize("first", [1e-3, linear(1e-3, 0.0)])
+@pytest.mark.parametrize("value", [0.5, linear(0.5, 0.0), [(0, 0.5), (10, 0.25)]])
+def test_a_value_that_one_policy_refuses_changes_no_policy(make_agent, first, value):
+    algorithms = {"early": SAC.create_factory(lr_alpha=first), "shared": SAC.create_factory(learn_alpha=False)}
+    algo = make_agent(algorithms, functools.partial(OffPolicyActor.create_factory, hidden_sizes=(8,)),
+                      ReplayBuffer.create_factory(20, rollout_size=5)).algo
+    parameters, schedules = algo.parameters, algo.schedules
+    with pytest.raises(ConfigError, match="needs learn_alpha=True"):
+        algo.update_algorithm_parameter("lr_alpha", value)
+    assert (algo.parameters, algo.schedules) == (parameters, schedules)
+    assert algo.algorithms["early"].options.lr_alpha == first
+    algo.update_algorithm_parameter("early/lr_alpha", 0.5)  # the other policy does not refuse this update
+    assert (algo.parameters["early/lr_alpha"], set(algo.schedules)) == (0.5, set(schedules) - {"early/lr_alpha"})
 
 
 def test_states_can_be_loaded_by_another_algorithm(make_agent, tmp_path):
