@@ -163,6 +163,8 @@ _ALGORITHMS = [
          ("self.kl_coef *= 0.5", "self.kl_coef *= 0.9")),
     *_of("agent/multi/algorithm.py", "agent/multi/test_algorithm.py -k refuses",
          ("changed.options, changed.schedules, changed.parameters = options, schedules, parameters", "pass")),
+    *_of("agent/multi/algorithm.py", "agent/multi/test_algorithm.py -k gradient_state",
+         ("self.algorithms[policy]._may_be_none(own)", "super()._may_be_none(name)")),
     *_of("agent/schedules.py", "agent/test_schedules.py",
          ("min(1.0, env_steps / (self.steps or max(1, target_steps)))",
           "env_steps / (self.steps or max(1, target_steps))"),

@@ -72,11 +72,15 @@ class Updatable:
         for name, value in saved.items():
             if not isinstance(value, (int, float)):
                 raise WeightsError(f"the parameter {name} in the state is {value!r:.100}, not a number")
-        declarations = self.options.declarations()
         for name in self.parameters.keys() - saved.keys():
-            if name not in declarations or declarations[name].problem(None):  # None values are not saved
+            if not self._may_be_none(name):  # None values are not saved
                 raise WeightsError(f"the state lacks the parameter {name}")
         self.parameters = dict(saved)
+
+    def _may_be_none(self, name: str) -> bool:
+        """Return whether None is an allowed value of a parameter."""
+        declaration = self.options.declarations().get(name)
+        return declaration is not None and not declaration.problem(None)
 
     def schedules_state(self) -> dict[str, list[str | float]]:
         """Return the schedules as plain values, for `load_schedules`."""

@@ -24,7 +24,7 @@ from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import ConfigError, NonFiniteUpdateError
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:
@@ -289,6 +289,16 @@ class MultiAgentAlgorithm(Algorithm):
         """Set the scheduled parameters of all policies, and return their values by `policy/name`; see `Algorithm`."""
         return joined({
             policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
+
+    def _load_parameters(self, saved: Mapping[str, float]) -> None:
+        """Restore saved parameters of all policies; raise `WeightsError` if they do not fit."""
+        if unknown := [name for name in saved if name.partition(SEPARATOR)[0] not in self.algorithms]:
+            raise WeightsError(f"the state has the parameters {unknown}, but the policies are {list(self.algorithms)}")
+        super()._load_parameters(saved)
+
+    def _may_be_none(self, name: str) -> bool:
+        policy, _, own = name.partition(SEPARATOR)
+        return self.algorithms[policy]._may_be_none(own)
 
     # States
 

@@ -200,6 +200,34 @@ def test_states_can_be_loaded_by_another_algorithm(make_agent, tmp_path):
         make_agent(checkpoint=str(tmp_path / "other.pt"))
 
 
+def test_a_gradient_state_without_a_limit_of_one_policy_can_be_loaded(make_agent):
+    agent, other = make_agent(seed=1), make_agent(seed=2)
+    agent.algo.update_algorithm_parameter("shared/max_grad_norm", None)
+    agent.algo.update_algorithm_parameter("early/trainable", False)
+    other.algo.load_gradient_state(agent.algo.gradient_state())
+    assert "shared/max_grad_norm" not in agent.algo.parameters
+    assert equal(other.algo.gradient_state(), agent.algo.gradient_state())
+
+
+@pytest.mark.parametrize("name", ["shared/lr", "shared/trainable"])
+def test_a_gradient_state_without_a_required_parameter_is_refused(make_agent, name):
+    agent, other = make_agent(seed=1), make_agent(seed=2)
+    before, state = other.algo.parameters, agent.algo.gradient_state()
+    del state["parameters"][name]
+    with pytest.raises(WeightsError, match=f"lacks the parameter {name}"):
+        other.algo.load_gradient_state(state)
+    assert other.algo.parameters == before
+
+
+def test_parameters_of_an_unknown_policy_are_refused(make_agent):
+    agent, other = make_agent(seed=1), make_agent(seed=2)
+    before, state = other.algo.parameters, agent.algo.gradient_state()
+    state["parameters"]["nobody/lr"] = 0.5
+    with pytest.raises(WeightsError, match="nobody/lr"):
+        other.algo.load_gradient_state(state)
+    assert other.algo.parameters == before
+
+
 def test_normalizers_use_the_valid_steps_of_their_policy(make_agent):
     agent = make_agent(actors=functools.partial(
         OnPolicyActor.create_factory, hidden_sizes=(8,), normalize_obs=True, normalize_reward=True), size=12)
