@@ -335,6 +335,8 @@ _RUNTIME_AND_COMMAND_LINE = [
     *_of("cli/enjoy.py", "cli/test_main.py -k stochastic",
          ("agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)",
           "agent.evaluate(given.episodes, seed=given.seed)")),
+    *_of("cli/sweep.py", "learner/test_configuration.py -k sweep",
+         ("if counts[name] == 1 else", "if True else")),
     *_of("targets.py", "learner/test_checkpoints.py -k evaluates",
          ("env_steps)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)",
           "0)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)")),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pytorchrl.monitor.reading import count, read_object
 from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
 
 _DEFAULT_DIRECTORY = "runs/sweep"
+_LONGEST_NAME = 200
 
 
 def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
@@ -38,7 +41,7 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
         raise ConfigError("a sweep skips finished runs and resumes the others, so it accepts neither overwrite nor "
                           "resume; use another log_dir for new runs")
     base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY)
-    places = [base / name_of(given.algorithm, given.env, own) for own in runs]
+    places = [base / name for name in _names(given.algorithm, given.env, runs)]
     for number, (own, place) in enumerate(zip(runs, places, strict=True), start=1):
         done = finished(place)
         show_stderr(f"run {number} of {len(runs)}: {place}{' (finished earlier)' if done else ''}")
@@ -52,10 +55,18 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
     return 0
 
 
-def name_of(algorithm: str, env: str, own: Mapping[str, object]) -> str:
-    """Return the name of a run's directory, such as `ppo-CartPole-v1-lr=0.001-seed=2`."""
-    parts = [algorithm.rpartition(":")[2], env, *(f"{name}={value}" for name, value in own.items())]
-    return re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))[:200]
+def _names(algorithm: str, env: str, runs: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return the names of the runs' directories, such as `ppo-CartPole-v1-lr=0.001-seed=2`.
+
+    If the names of different runs are equal, because characters were replaced or cut off, a hash is appended to them.
+    """
+    start = [algorithm.rpartition(":")[2], env]
+    texts = ["-".join([*start, *(f"{name}={value}" for name, value in own.items())]) for own in runs]
+    names = [re.sub(r"[^A-Za-z0-9._=-]+", "-", text)[:_LONGEST_NAME] for text in texts]
+    counts = Counter(names)
+    hashes = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8] for text in texts]
+    return [name if counts[name] == 1 else f"{name[:_LONGEST_NAME - 9]}-{code}"
+            for name, code in zip(names, hashes, strict=True)]
 
 
 def finished(place: Path) -> dict[str, float] | None:

@@ -221,3 +221,15 @@ def test_a_sweep_cannot_be_profiled(write, capsys):
     write(HEAD + "[sweep]\nseed = [1, 2]\n")
     assert main(["profile", "--config", "run.toml"]) == 2
     assert "profile measures a single run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sweep", [
+    'record = ["x y.rec", "x-y.rec", "z.rec"]\n',
+    f'env_kwargs = [{{text = "{"a" * 200}"}}, {{text = "{"a" * 201}"}}, {{text = "b"}}]\n'])
+def test_runs_of_a_sweep_with_equal_names_get_directories_of_their_own(write, capsys, sweep):
+    write(HEAD + TINY + f"[sweep]\n{sweep}")
+    assert main(["train", "--config", "run.toml", "--log-dir", "sw", "--dry-run"]) == 0
+    names = re.findall("sw/(.+)", capsys.readouterr().err)
+    assert len(set(names)) == 3
+    assert max(map(len, names)) <= 200
+    assert [re.search("-[0-9a-f]{8}$", name) is not None for name in names] == [True, True, False]
