@@ -132,7 +132,7 @@ def load(
     """Return the agent that `train`, `pytorchrl train` or a `Learner` saved in the directory of a run.
 
     Args:
-        run_dir: Directory of a single run, such as the `log_dir` of a `TrainedAgent` or a `Learner`.
+        run_dir: Directory of a single run, such as the `log_dir` of a `TrainedAgent` or a `Learner`; `~` is expanded.
         model: Name of the model in that directory, without `.pt`.
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
             names, which must be in this package or already imported by this process.
@@ -145,8 +145,9 @@ def load(
             imported.
         ConfigError: `algorithm` is not an algorithm.
     """
-    agent, seed = recipes.read(Path(run_dir), algorithm, trust=trust)
-    path = Path(run_dir) / f"{model}.pt"
+    run_dir = Path(run_dir).expanduser()
+    agent, seed = recipes.read(run_dir, algorithm, trust=trust)
+    path = run_dir / f"{model}.pt"
     try:
         algorithm_for_acting = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=0), seed=0)
     except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
@@ -162,7 +163,7 @@ def load(
     except WeightsError as error:
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
-    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=Path(run_dir))
+    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=run_dir)
 
 
 class TrainedAgent:

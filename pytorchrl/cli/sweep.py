@@ -40,7 +40,7 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
     if vars(given).pop("overwrite", False) or vars(given).pop("resume", False):
         raise ConfigError("a sweep skips finished runs and resumes the others, so it accepts neither overwrite nor "
                           "resume; use another log_dir for new runs")
-    base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY)
+    base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY).expanduser()
     places = [base / name for name in _names(given.algorithm, given.env, runs)]
     for number, (own, place) in enumerate(zip(runs, places, strict=True), start=1):
         done = finished(place)

@@ -223,6 +223,16 @@ def test_a_sweep_cannot_be_profiled(write, capsys):
     assert "profile measures a single run" in capsys.readouterr().err
 
 
+def test_a_sweep_in_the_home_directory_continues(write, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    write(HEAD + TINY + "progress = false\n[sweep]\nseed = [1, 2]\n")
+    command = ["train", "--config", "run.toml", "--log-dir", "~/sw"]
+    assert main(command) == 0
+    assert all(line.split()[2] == "64" for line in capsys.readouterr().out.splitlines()[-2:])
+    assert main(command) == 0
+    assert capsys.readouterr().err.count("(finished earlier)") == 2
+
+
 @pytest.mark.parametrize("sweep", [
     'record = ["x y.rec", "x-y.rec", "z.rec"]\n',
     f'env_kwargs = [{{text = "{"a" * 200}"}}, {{text = "{"a" * 201}"}}, {{text = "b"}}]\n'])

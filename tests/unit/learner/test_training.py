@@ -293,6 +293,11 @@ def copied(run_dir, tmp_path):
     return tmp_path
 
 
+def test_load_finds_a_run_in_the_home_directory(copied, monkeypatch):
+    monkeypatch.setenv("HOME", str(copied.parent))
+    assert load(f"~/{copied.name}").log_dir == copied
+
+
 def test_load_refuses_missing_files(copied):
     with pytest.raises(CheckpointError, match="no model"):
         load(copied, model="best")
