@@ -338,6 +338,8 @@ _RUNTIME_AND_COMMAND_LINE = [
     *_of("cli/sweep.py", "learner/test_configuration.py -k sweep",
          ("if counts[name] == 1 else", "if True else"),
          ("or _DEFAULT_DIRECTORY).expanduser()", "or _DEFAULT_DIRECTORY)")),
+    *_of("analysis/runs.py", "analysis/test_runs.py",
+         ('"log_every_s", ', "")),
     *_of("training.py", "learner/test_training.py -k load",
          ("Path(run_dir).expanduser()", "Path(run_dir)")),
     *_of("targets.py", "learner/test_checkpoints.py -k evaluates",

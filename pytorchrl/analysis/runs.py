@@ -28,7 +28,7 @@ from pytorchrl.sealed_lines import check_sealed
 # Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
             "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
-            "log_every", "eval_every", "eval_episodes"}
+            "log_every", "log_every_s", "eval_every", "eval_episodes", "eval_timeout_s"}
 # Without `at`, a run may be shorter than the longest run on its task by at most this fraction of the longest run.
 _LENGTH_TOLERANCE = 0.1
 _LARGEST_RECORDS = 512 << 20

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.analysis import group_runs, read_run, read_scores
 from pytorchrl.errors import ConfigError
+from pytorchrl.learner_options import LearnerOptions
 
 
 def groups_of(*run_dirs, by=None):
@@ -17,6 +20,15 @@ def groups_of(*run_dirs, by=None):
 def test_runs_that_differ_only_by_seed_and_files_are_one_group(make_run):
     runs = [make_run(f"a-{seed}", seed=seed, lr=1e-3, progress=seed == 1) for seed in (1, 2)]
     assert groups_of(*runs) == {"ppo": ["a-1", "a-2"]}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(LearnerOptions)])
+def test_options_of_the_learner_without_effect_on_training_make_no_groups(make_run, name):
+    runs = [make_run("a"), make_run("b", **({} if name == "log_dir" else {name: 3}))]
+    if name == "target_steps":  # schedules depend on it
+        assert groups_of(*runs) == {"ppo": ["a"], "ppo target_steps=3": ["b"]}
+    elif name not in ("callbacks", "on_callback_error", "callback_timeout_s"):  # run.json does not contain these
+        assert groups_of(*runs) == {"ppo": ["a", "b"]}
 
 
 def test_groups_are_named_after_the_settings_in_which_runs_differ(make_run):
