@@ -11,7 +11,6 @@ import argparse
 import importlib
 import itertools
 import json
-import math
 import os
 import re
 import sys
@@ -52,7 +51,7 @@ class ConfigFile:
         """
         self.path = os.fspath(path)
         text = _text_of(Path(path))
-        self._lines = [] if self.path.endswith(".json") else text.splitlines()
+        self._lines = [] if self.path.endswith(".json") else text.split("\n")
         entries = _entries_of_run(self.path, text) if self.path.endswith(".json") else _parsed(self.path, text)
         self.algorithm, self.env = self._take_text(entries, "algorithm"), self._take_text(entries, "env")
         sweep = entries.pop(SWEEP, {})
@@ -181,9 +180,10 @@ def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options:
         options: Options of `train`.
 
     Raises:
-        ConfigError: A value, such as a function, cannot be written as text, or the file cannot be written.
+        ConfigError: A value cannot be written as text, such as a function, or None in a list; or the file cannot be
+            written.
     """
-    specs, lines = option_specs(algorithm), [f"algorithm = {json.dumps(algorithm)}", f"env = {json.dumps(env)}"]
+    specs, lines = option_specs(algorithm), [f"algorithm = {_quoted(algorithm)}", f"env = {_quoted(env)}"]
     order = list(specs)
     group = None
     for name in sorted(options.keys() - set(_OF_RUN), key=order.index):
@@ -194,7 +194,7 @@ def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options:
     try:
         with put_in_place(Path(path)) as file:
             file.write("\n".join([*lines, ""]).encode("utf-8"))
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         raise ConfigError(f"the configuration cannot be written to {os.fspath(path)!r}: {error}") from error
 
 
@@ -272,22 +272,34 @@ def _toml(name: str, value: object) -> str:
         parts = value.parts()
         if any(isinstance(part, str) for part in parts[1:]):
             raise ConfigError(f"{name} is a schedule that a function computes, so it cannot be written to a file")
-        return json.dumps(":".join(map(str, parts)))
+        return _quoted(":".join(map(str, parts)))
     if value is None:
         return '"none"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
+        return repr(float(value))
     if isinstance(value, (int, str)):
-        return json.dumps(value.value if hasattr(value, "value") else value)
+        return _quoted(value.value if hasattr(value, "value") else value)
     if isinstance(value, os.PathLike):
-        return json.dumps(os.fspath(value))
+        return _quoted(os.fspath(value))
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(_toml(name, item) for item in value)}]"
+        return f"[{', '.join(_toml_inside(name, item) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{json.dumps(str(key))} = {_toml(name, item)}' for key, item in value.items())}}}"
+        return f"{{{', '.join(f'{_quoted(str(key))} = {_toml_inside(name, item)}' for key, item in value.items())}}}"
     raise ConfigError(f"{name}={value!r} is code, so it cannot be written to a file")
+
+
+def _toml_inside(name: str, value: object) -> str:
+    """Return a value of a list or table as TOML; None is refused, because "none" is a usual text there."""
+    if value is None:
+        raise ConfigError(f"{name} contains None, which TOML cannot express in a list or table")
+    return _toml(name, value)
+
+
+def _quoted(value: str | int) -> str:
+    """Return a text or whole number as TOML, which differs from JSON in two escapes: surrogate pairs and DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _refuse(problems: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,6 +99,29 @@ def test_all_kinds_of_values_survive_a_round_trip(write):
     assert load_config("saved.toml") == {"algorithm": "ppo", "env": "CartPole-v1", **options}
 
 
+@pytest.mark.parametrize("text", ["\U0001f600", "a\x7fb", "\x00\x1f\x85\u2028"])
+def test_any_character_survives_a_round_trip(write, text):
+    options = {"keep_bad_batches": text, "env_kwargs": {text: [text]}}
+    save_config("saved.toml", "ppo", text, options)
+    assert load_config("saved.toml") == {"algorithm": "ppo", "env": text, **options}
+
+
+def test_numbers_of_numpy_survive_a_round_trip(write):
+    options = {"lr": np.float64(1e-3), "env_kwargs": {"a": [np.float64(0.5), np.float64("inf")]}}
+    save_config("saved.toml", "ppo", "CartPole-v1", options)
+    assert load_config("saved.toml") == {"algorithm": "ppo", "env": "CartPole-v1", **options}
+
+
+@pytest.mark.parametrize(("env_kwargs", "message"), [
+    ({"a": None}, "env_kwargs contains None, which TOML cannot express"),
+    ({"a": [1, None]}, "env_kwargs contains None, which TOML cannot express"),
+    ({"a": "\ud800"}, "cannot be written to 'saved.toml': .*surrogates not allowed")])
+def test_values_that_toml_cannot_express_are_not_saved(write, env_kwargs, message):
+    with pytest.raises(ConfigError, match=message):
+        save_config("saved.toml", "ppo", "CartPole-v1", {"env_kwargs": env_kwargs})
+    assert not os.path.exists("saved.toml")
+
+
 @pytest.mark.parametrize("options", [
     {"lr": lambda progress_remaining: 1e-3}, {"optimizer": torch.optim.SGD}, {"wrappers": (str,)}])
 def test_code_cannot_be_saved(write, options):
@@ -116,6 +140,7 @@ def test_code_cannot_be_saved(write, options):
     (HEAD + 'gamma = "x"\nlr = "y"\n', "line 3: gamma.*line 4: lr"),
     ('algorithm = "pppo"\nenv = "CartPole-v1"\n', "run.toml, line 1: algorithm must be one of"),
     ("algorithm = 3\n", "run.toml, line 1: algorithm must be a string, got 3"),
+    (HEAD + 'keep_bad_batches = "a\u2028b"\nlrr = 3\n', "run.toml, line 4: there is no option 'lrr'"),
     (HEAD + "lr = \n", "run.toml is not a TOML file: .*line 3"),
     (HEAD + "lr = 1.0\nlr = 2.0\n", "run.toml is not a TOML file: .*"),
     (HEAD + "sweep = 3\n", "run.toml, line 3: sweep must be a table"),
