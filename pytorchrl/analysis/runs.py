@@ -170,7 +170,8 @@ def read_scores(
 
     Raises:
         ConfigError: Groups have different tasks, tasks of a group have different numbers of runs, runs have no records,
-            a run ends before `at`, or (without `at`) the lengths of the runs on a task differ by more than 10 %.
+            a run ends before `at` or has its first record after it, or (without `at`) the lengths of the runs on a
+            task differ by more than 10 %.
     """
     if score not in SCORES:
         raise ConfigError(f"score must be one of {', '.join(SCORES)}; got {score!r}")
@@ -184,7 +185,10 @@ def read_scores(
     columns: dict[str, list[list[float]]] = {label: [] for label in by_task}
     for task in tasks:
         curves = {label: [read_curve(run.path, x, y) for run in found[task]] for label, found in by_task.items()}
-        end = _end(task, x, [xs[-1] for some in curves.values() for xs, _ in some], at)
+        positions = [xs for some in curves.values() for xs, _ in some]
+        end = _end(task, x, [xs[-1] for xs in positions], at)
+        if (start := max(xs[0] for xs in positions)) > end:
+            raise ConfigError(f"the first record of a run on {task} is at {start:,.0f} {x}, after {end:,.0f}")
         for label, some in curves.items():
             columns[label].append([_score(xs, ys, score, end) for xs, ys in some])
     return {label: Scores(np.array(columns[label]).T, tasks,

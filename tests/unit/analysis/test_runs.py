@@ -67,6 +67,17 @@ def test_runs_are_scored_at_the_same_number_of_env_steps(make_run):
     assert [float(of.values[0, 0]) for of in read_scores(groups, score="area", at=50).values()] == [25.0, 25.0]
 
 
+@pytest.mark.parametrize("score", ["last", "area"])
+def test_no_run_is_scored_before_its_first_record(make_run, score):
+    early, late = make_run("early"), make_run("late")
+    lines = (late / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (late / "metrics.jsonl").write_text("".join(lines[1:]))
+    groups = {"a": [read_run(early)], "b": [read_run(late)]}
+    with pytest.raises(ConfigError, match="first record of a run on CartPole-v1 is at 10 env_steps, after 1"):
+        read_scores(groups, score=score, at=1)
+    assert read_scores(groups, at=10)["b"].values.tolist() == [[1.0]]
+
+
 def test_groups_are_paired_if_their_tasks_have_the_same_distinct_seeds(make_run):
     def scores(name, seeds):
         runs = [read_run(make_run(f"{name}-{index}", seed=seed)) for index, seed in enumerate(seeds)]
