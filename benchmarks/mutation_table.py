@@ -345,6 +345,8 @@ _RUNTIME_AND_COMMAND_LINE = [
          ("json.dumps(value, ensure_ascii=False)", "json.dumps(value)"),
          ('.replace("\\x7f", "\\\\u007f")', ""),
          ("return repr(float(value))", "return repr(value)")),
+    *_of("plotting.py", "learner/test_plotting.py -k legends",
+         ("        shown.set_text(_plain(text))", "        shown.set_text(_plain(text.lstrip('_')))")),
     *_of("training.py", "learner/test_training.py -k load",
          ("Path(run_dir).expanduser()", "Path(run_dir)")),
     *_of("targets.py", "learner/test_checkpoints.py -k evaluates",

@@ -15,6 +15,7 @@ from pytorchrl.errors import ConfigError, install_hint
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 __all__ = ["plot_comparison", "plot_groups", "plot_runs", "read_curve"]
 
@@ -44,16 +45,20 @@ def plot_groups(
     """
     figure = _figure(7, 4.5)
     axes = figure.subplots()
+    lines: list[Line2D] = []
+    texts: list[str] = []
     for label, run_dirs in groups.items():
         curves = [read_curve(run_dir, x, y) for run_dir in run_dirs]
         grid, found = summarize_curves(curves, statistic=statistic, smoothing=smoothing, confidence=confidence)
         count = f" ({len(run_dirs)} runs)" if len(run_dirs) > 1 else ""
-        line, = axes.plot(grid, found.value, label=_plain(label) + count, marker="." if len(grid) == 1 else None)
+        line, = axes.plot(grid, found.value, marker="." if len(grid) == 1 else None)
+        lines.append(line)
+        texts.append(label + count)
         if len(run_dirs) > 1:
             axes.fill_between(grid, found.low, found.high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(xlabel=_plain(x.replace("_", " ")), ylabel=_plain(y.replace("_", " ")))
     axes.grid(alpha=0.3)
-    axes.legend()
+    _add_legend(axes, lines, texts)
     _save(figure, output)
 
 
@@ -97,15 +102,23 @@ def _draw_profiles(axes: Axes, groups: Mapping[str, Array], confidence: float, u
     everything = np.concatenate([scores.ravel() for scores in groups.values()])
     margin = 0.05 * (np.ptp(everything) or 1.0)
     thresholds = np.linspace(everything.min() - margin, everything.max() + margin, 201)
-    for row, (label, scores) in enumerate(groups.items()):
+    lines: list[Line2D] = []
+    for row, scores in enumerate(groups.values()):
         found = estimate(lambda drawn: performance_profile(drawn, thresholds), scores, confidence=confidence,
                          bounds=(0.0, 1.0))
-        axes.plot(thresholds, found.value, color=f"C{row}", label=_plain(label))
+        lines += axes.plot(thresholds, found.value, color=f"C{row}")
         axes.fill_between(thresholds, found.low, found.high, color=f"C{row}", alpha=0.2, linewidth=0)
     axes.set(xlabel=_plain(f"{unit} threshold"), ylabel="fraction of scores above",
              ylim=(-0.03, 1.03))
     axes.grid(alpha=0.3)
-    axes.legend()
+    _add_legend(axes, lines, list(groups))
+
+
+def _add_legend(axes: Axes, lines: Sequence[Line2D], texts: Sequence[str]) -> None:
+    """Add a legend, also with texts that begin with "_", which some versions of matplotlib leave out of new legends."""
+    legend = axes.legend(lines, ["text"] * len(lines))
+    for shown, text in zip(legend.get_texts(), texts, strict=True):
+        shown.set_text(_plain(text))
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -1,13 +1,15 @@
-"""Test of the labels of curves."""
+"""Tests of figures: the labels of curves, legends and formats."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pytorchrl.plotting import labels, plot_runs
+from pytorchrl.plotting import labels, plot_comparison, plot_groups, plot_runs
 
 
 @pytest.mark.parametrize(("paths", "expected"), [
@@ -26,3 +28,20 @@ def test_the_name_of_a_figure_determines_its_format(tmp_path, name, start):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     plot_runs([tmp_path], tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_legends_show_labels_that_begin_with_an_underscore(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "return_mean": 2.0}\n', encoding="utf-8")
+    plot_groups({"_one": [tmp_path], "two": [tmp_path, tmp_path]}, tmp_path / "groups.svg")
+    texts = texts_of(tmp_path / "groups.svg")
+    assert [texts.count(text) for text in ("_one", "two (2 runs)")] == [1, 1]
+    scores = np.arange(3.0)[:, None]
+    plot_comparison({"_one": scores, "two": scores}, tmp_path / "comparison.svg")
+    texts = texts_of(tmp_path / "comparison.svg")
+    assert [texts.count(text) for text in ("_one", "two")] == [2, 2]  # at the axis, and in the legend
+
+
+def texts_of(path):
+    """Return the texts of an SVG file of matplotlib, which draws texts as paths, each after a comment with the text."""
+    return re.findall("<!-- (.*?) -->", path.read_text(encoding="utf-8"))
