@@ -335,6 +335,8 @@ _RUNTIME_AND_COMMAND_LINE = [
     *_of("cli/enjoy.py", "cli/test_main.py -k stochastic",
          ("agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)",
           "agent.evaluate(given.episodes, seed=given.seed)")),
+    *_of("cli/compare.py", "cli/test_compare.py -k help_names",
+         ("e.g. evaluation/return_mean ", "e.g. eval_return ")),
     *_of("cli/sweep.py", "learner/test_configuration.py -k sweep",
          ("if counts[name] == 1 else", "if True else"),
          ("or _DEFAULT_DIRECTORY).expanduser()", "or _DEFAULT_DIRECTORY)")),

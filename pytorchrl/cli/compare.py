@@ -134,7 +134,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_group_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [comparison.png; none with --json]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
-                        help="the score: the name of a number in metrics.jsonl, e.g. eval_return [return_mean]")
+                        help="the score: the name of a number in metrics.jsonl, e.g. evaluation/return_mean "
+                        "[return_mean]")
     parser.add_argument("--score", default="last", choices=("last", "area"),
                         help="last: the number at the end; area: its mean over the run (area under the curve) [last]")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from pytorchrl.analysis import compare, iqm, normalize
+from pytorchrl import train
+from pytorchrl.analysis import compare, iqm, normalize, read_curve
 from pytorchrl.cli import main
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -138,3 +140,11 @@ def test_a_terminal_gets_a_table_drawn_by_rich(capsys, runs, monkeypatch):
     assert out == ""  # the name of a group has no control characters
     _, out, _ = run(capsys, "compare", "a=runs/a*", "b=runs/b*")
     assert "│ a " in out
+
+
+def test_the_help_names_a_number_of_evaluated_runs(capsys, tmp_path):
+    _, out, _ = run(capsys, "compare", "--help")
+    name = re.findall(r"e\.g\.\s+(\S+)\s+\[return_mean\]", out)[0]
+    train("ppo", "CartPole-v1", target_steps=32, num_envs=2, num_steps=16, num_epochs=1, eval_every=32, eval_episodes=1,
+          seed=1, log_dir=tmp_path, progress=False, tensorboard=False)
+    assert len(read_curve(tmp_path, "env_steps", name)[1]) == 1
