@@ -12,7 +12,7 @@ from pathlib import Path
 from pytorchrl.errors import CheckpointError
 from pytorchrl.saved_files import open_no_follow, open_regular, sha256_of
 from pytorchrl.sealed_lines import ENTRY_BYTES, seal, seal_of
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

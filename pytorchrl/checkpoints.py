@@ -22,8 +22,8 @@ from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import write_json
 from pytorchrl.saved_files import read_json
 from pytorchrl.sealed_files import read_sealed, save
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import StateDict
 
 _BEST = "best.json"
 _NAME = re.compile(r"step-(\d{12,})\.pt")

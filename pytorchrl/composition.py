@@ -30,7 +30,7 @@ from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme_options import scheme_options
-from pytorchrl.untyped import OptionValue, UserPart
+from pytorchrl.support.untyped import OptionValue, UserPart
 
 EnvSource = str | Callable[..., object]
 """The argument `env` of `train`: an id, or a function that makes one environment."""

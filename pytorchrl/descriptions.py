@@ -41,7 +41,7 @@ from pytorchrl.errors import CheckpointError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.scheme.agent_parts import AgentParts
 from pytorchrl.scheme.base.levels import as_keywords
-from pytorchrl.untyped import Json
+from pytorchrl.support.untyped import Json
 
 Find = Callable[[str], object]
 """A function that finds a class or function by its reference: `find_imported` or `find_by_import`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pytorchrl.errors import StoppedError, WorkerLostError
 from pytorchrl.scheme import Evaluation, Scheme
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from pytorchrl.scheme.undivided import GRACE_S as GRACE_S  # `Learner` uses the same number
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.signals import GRACE_S as GRACE_S  # `Learner` uses the same number
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

@@ -23,11 +23,11 @@ from pytorchrl.run_files import RunFiles
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.rules import check_scheme
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.tracebacks import brief_errors_of
+from pytorchrl.support.turns import in_turn
+from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.targets import Due, Target
-from pytorchrl.terminal import get_logger
-from pytorchrl.tracebacks import brief_errors_of
-from pytorchrl.turns import in_turn
-from pytorchrl.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pytorchrl.reporting import EpisodeWindow, Means, RateWindow
 from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.support.untyped import MetricsDict, StateDict
 from pytorchrl.targets import Target
-from pytorchrl.untyped import MetricsDict, StateDict
 
 _LAGS = ("mean", "max", "p50", "p90")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import TypeHint
+from pytorchrl.support.untyped import TypeHint
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)

@@ -10,7 +10,7 @@ from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.schedules import linear
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import DEFAULT, suite_of
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 # Defaults of `atari_factory`, repeated here so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}

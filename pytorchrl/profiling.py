@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from pytorchrl.scheme import PARALLEL, Scheme
+from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.time_shares import Settings, TimeS, bottleneck, grads_are_free, is_async, shares
-from pytorchrl.untyped import MetricsDict, OptionValue
 
 _Condition = Callable[[Settings], bool]
 

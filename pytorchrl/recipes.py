@@ -33,7 +33,7 @@ from pytorchrl.descriptions import (
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import RUN_FILE, check_description, no_run
 from pytorchrl.saved_files import read_json
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 Described = Mapping[str, object]
 """A description from `pytorchrl.descriptions`, or a part of one."""

@@ -20,8 +20,8 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.appended_files import AppendedFile
 from pytorchrl.run_directory import METRICS_FILE, RUN_FORMAT
 from pytorchrl.saved_files import put_in_place, with_checksum
-from pytorchrl.terminal import get_logger, printable
-from pytorchrl.untyped import Json, MetricsDict, StateDict, Untyped
+from pytorchrl.support.terminal import get_logger, printable
+from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.saved_files import check_format, open_no_follow
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

@@ -14,7 +14,6 @@ from types import NoneType
 
 from pytorchrl import checkpoints
 from pytorchrl.appended_files import check_appended
-from pytorchrl.background import Background
 from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
@@ -23,8 +22,9 @@ from pytorchrl.reporting import EpisodeWindow, Means, Recorder, description, wri
 from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme import Evaluation, Scheme
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.background import Background
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import StateDict
 
 logger = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pytorchrl.reporting import next_multiple
 from pytorchrl.scheme import Scheme
-from pytorchrl.untyped import MetricsDict
+from pytorchrl.support.untyped import MetricsDict
 
 _RECORDS_PER_RUN = 200
 

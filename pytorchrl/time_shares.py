@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 TimeS = Mapping[str, Mapping[str, float]]
 Settings = Mapping[str, OptionValue]

@@ -30,8 +30,8 @@ from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.sealed_files import MODEL_FORMAT, acting_state_of, read_sealed, save
-from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import MetricsDict, OptionValue
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import MetricsDict, OptionValue
 
 # Options that are not written to `run.json`, because callbacks are code.
 _OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")

@@ -17,8 +17,8 @@ from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.aliases import EnvFn
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
-from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import OptionValue
 
 if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation

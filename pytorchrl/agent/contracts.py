@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Batch, Evaluated, ReplayBatch, RolloutData, SequenceBatch
 from pytorchrl.errors import ConfigError, ContractError
-from pytorchrl.untyped import UserPart
+from pytorchrl.support.untyped import UserPart
 
 B = TypeVar("B")
 

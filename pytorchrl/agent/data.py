@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.untyped import BatchOfKind
+from pytorchrl.support.untyped import BatchOfKind
 
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""

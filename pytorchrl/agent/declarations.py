@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
-from pytorchrl.untyped import TypeHint
+from pytorchrl.support.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types of collections whose items all have one type. Tuples and mappings are checked separately.

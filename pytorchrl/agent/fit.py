@@ -19,7 +19,7 @@ from torch import nn
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.options import AgentOptions, Factory, Part
 from pytorchrl.errors import ConfigError, SpaceError
-from pytorchrl.untyped import UserPart
+from pytorchrl.support.untyped import UserPart
 
 
 class AlgorithmDeclarations(Protocol):

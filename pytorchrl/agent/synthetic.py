@@ -24,7 +24,7 @@ from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.base import ActingRow, Storage
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 _NONE = torch.zeros(0)
 

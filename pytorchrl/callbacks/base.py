@@ -9,9 +9,9 @@ from typing import Protocol
 
 from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
-from pytorchrl.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.scheme import Evaluation
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

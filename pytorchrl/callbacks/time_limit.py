@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from pytorchrl.terminal import Lines, get_logger
-from pytorchrl.tracebacks import stack_of
+from pytorchrl.support.terminal import Lines, get_logger
+from pytorchrl.support.tracebacks import stack_of
 
 logger = get_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pytorchrl.terminal import printable
+from pytorchrl.support.terminal import printable
 
 
 def show(*lines: str) -> None:

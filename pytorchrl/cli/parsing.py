@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.option_text import form_of, parser_for
-from pytorchrl.terminal import printable
+from pytorchrl.support.terminal import printable
 
 if TYPE_CHECKING:
     from pytorchrl.composition import OptionSpec

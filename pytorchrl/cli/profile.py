@@ -14,8 +14,8 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.option_text import positive_seconds
 from pytorchrl.reporting import to_json
+from pytorchrl.support.untyped import MetricsDict
 from pytorchrl.time_shares import Settings, shares
-from pytorchrl.untyped import MetricsDict
 
 _SECONDS = 20.0
 # The warm-up of workers, compilers and caches lasts for the fraction `_WARM_UP` of `--seconds`, and for at least

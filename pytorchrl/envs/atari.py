@@ -14,7 +14,7 @@ from __future__ import annotations
 from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import suite
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 _STICKY_PROBABILITY = 0.25  # Machado et al. 2018, section 5
 _NOOP_MAX = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import is_made_by, suite
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 
 @suite("box2d", has=is_made_by("box2d"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 
 def classic_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:

@@ -16,7 +16,7 @@ from pytorchrl.agent.multi.env import MultiAgentVecEnv
 from pytorchrl.envs import atari, box2d, mujoco  # noqa: F401 - importing a suite registers it
 from pytorchrl.envs.suites import suite_of
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 
 def make_factory(

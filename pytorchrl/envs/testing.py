@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
-from pytorchrl.deprecation import renamed, renamed_attribute
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.deprecation import renamed, renamed_attribute
 
 AgentsReset = tuple[dict[str, np.ndarray], dict[str, Info]]
 """Observations and infos by agent."""

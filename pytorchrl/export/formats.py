@@ -16,7 +16,7 @@ from pytorchrl.agent.policy import Policy
 from pytorchrl.errors import ConfigError, ExportError, install_hint
 from pytorchrl.export.graph import graph_of, run_graph
 from pytorchrl.export.inputs import Inputs, describe, example_inputs, output_names
-from pytorchrl.terminal import silenced
+from pytorchrl.support.terminal import silenced
 
 DESCRIPTION = "policy"
 """Key in the metadata of an exported file under which the description of the policy is stored."""

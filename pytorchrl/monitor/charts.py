@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from pytorchrl.monitor.units import compact
-from pytorchrl.terminal import printable
+from pytorchrl.support.terminal import printable
 
 Points = Sequence[tuple[float, float]]
 

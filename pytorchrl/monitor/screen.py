@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.monitor.units import clock, compact, percent
 from pytorchrl.monitor.view import Lag, RunView, Worker
-from pytorchrl.terminal import printable
+from pytorchrl.support.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -23,7 +23,7 @@ from pytorchrl.runtime.processes import ProcessRuntime
 from pytorchrl.runtime.ray_runtime import RayRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.runtime.threads import ThreadRuntime
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
     {runtime.name: runtime for runtime in (RayRuntime, ProcessRuntime, ThreadRuntime, SimulatedRuntime)})

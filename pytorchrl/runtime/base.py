@@ -23,10 +23,10 @@ import torch
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import WorkerError
-from pytorchrl.exits import as_error
 from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
+from pytorchrl.support.exits import as_error
 
 P = ParamSpec("P")
 R = TypeVar("R")

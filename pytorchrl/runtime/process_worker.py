@@ -19,7 +19,7 @@ import torch
 from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.channel import Channel, ClosedError, Message
 from pytorchrl.runtime.process_start import is_own, serve
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 START, CALL, SIGNAL, VALUE, ERROR = range(5)
 """Kinds of messages."""

@@ -21,7 +21,7 @@ from pytorchrl.runtime.process_worker import CALL, SIGNAL, START, Start
 from pytorchrl.runtime.remote_calls import RemoteCall, RemoteCalls
 from pytorchrl.runtime.shared_memory import is_supported
 from pytorchrl.runtime.threads import ThreadRuntime
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

@@ -24,7 +24,7 @@ from pytorchrl.errors import RayConnectionError
 from pytorchrl.runtime.ray_start import LOOPBACK, private_start, replaced, without_handlers_of
 from pytorchrl.runtime.ray_watch import Watch
 from pytorchrl.runtime.reaper import kill_processes, start_reaper
-from pytorchrl.terminal import Lines, get_logger
+from pytorchrl.support.terminal import Lines, get_logger
 
 logger = get_logger(__name__)
 

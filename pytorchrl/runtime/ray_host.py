@@ -19,7 +19,7 @@ from typing import Generic, TypeAlias
 from pytorchrl.runtime.base import Outcome, R
 from pytorchrl.runtime.ray_start import restore_umask
 from pytorchrl.runtime.ray_values import RemoteTraceback
-from pytorchrl.terminal import Lines, get_logger
+from pytorchrl.support.terminal import Lines, get_logger
 
 LogRecords: TypeAlias = list[tuple[str, int, str]]
 """Name of a logger, level and text of each record."""

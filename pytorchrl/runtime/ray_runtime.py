@@ -37,8 +37,8 @@ from pytorchrl.runtime.ray_start import LOOPBACK
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import Untyped
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import Untyped
 
 logger = get_logger(__name__)
 

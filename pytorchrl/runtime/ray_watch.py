@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.untyped import Payload
+from pytorchrl.support.untyped import Payload
 
 Structure: TypeAlias = tuple[object, ...]
 """Description of all that the values of one structure share. The first entry is the kind of the value. Depending on it,

@@ -25,7 +25,7 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.routing import SPLITS_SEQUENCES
 from pytorchrl.scheme.replay.storage_options import kind_of
 from pytorchrl.scheme.settings import Settings
-from pytorchrl.untyped import UserPart
+from pytorchrl.support.untyped import UserPart
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor

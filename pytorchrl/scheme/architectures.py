@@ -12,7 +12,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import ASYNC, SYNC
 from pytorchrl.scheme.replay.storage_options import has_priorities
-from pytorchrl.tracebacks import brief_errors_of
+from pytorchrl.support.tracebacks import brief_errors_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack

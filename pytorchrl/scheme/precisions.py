@@ -8,7 +8,7 @@ from pytorchrl.agent.algorithms.precision_trial import BatchShape, measure, poli
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.gradients.kinds import Collection, SynchronousCollection
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor

@@ -15,7 +15,6 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
-from pytorchrl.exits import raise_exit
 from pytorchrl.runtime import Runtime, make_runtime
 from pytorchrl.scheme.agent_parts import AgentParts, check_parts
 from pytorchrl.scheme.architectures import Architectures
@@ -35,13 +34,14 @@ from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, known_keywo
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.undivided import interrupt_as_usual, undivided
 from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients_of
 from pytorchrl.scheme.updates.u_worker import UWorker
-from pytorchrl.terminal import printable
-from pytorchrl.tracebacks import brief_errors_of
-from pytorchrl.turns import in_turn
-from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.support.exits import raise_exit
+from pytorchrl.support.signals import interrupt_as_usual, undivided
+from pytorchrl.support.terminal import printable
+from pytorchrl.support.tracebacks import brief_errors_of
+from pytorchrl.support.turns import in_turn
+from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

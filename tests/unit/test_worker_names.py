@@ -10,7 +10,7 @@ from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import EnvError
 from pytorchrl.runtime.costs import Costs
 from pytorchrl.runtime.faults import FaultPlan
-from pytorchrl.worker_names import collection_worker, gradient_worker, in_file_name, replay_worker
+from pytorchrl.support.worker_names import collection_worker, gradient_worker, in_file_name, replay_worker
 
 
 def test_workers_are_named_by_level_and_number():

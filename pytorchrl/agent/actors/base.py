@@ -24,7 +24,7 @@ from pytorchrl.agent.options import Factory, Options, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.sealed_files import acting_state_of, read_sealed
-from pytorchrl.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -21,7 +21,7 @@ from pytorchrl.agent.data import Batch, Evaluated, Obs, Parameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import VTraceBuffer
 from pytorchrl.errors import ConfigError, WeightsError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
 

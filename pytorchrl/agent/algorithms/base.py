@@ -36,8 +36,8 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
-from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import BatchOfKind, StateDict, UserPart
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import BatchOfKind, StateDict, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -22,7 +22,7 @@ from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 

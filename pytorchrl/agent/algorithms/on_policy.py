@@ -42,8 +42,8 @@ from pytorchrl.agent.data import (
 from pytorchrl.agent.options import AgentOptions, Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
-from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self

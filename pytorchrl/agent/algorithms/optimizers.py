@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 V = TypeVar("V")
 

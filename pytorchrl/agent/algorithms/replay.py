@@ -29,7 +29,7 @@ from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 Losses = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
 """The result of `ReplayAlgorithm.losses`."""

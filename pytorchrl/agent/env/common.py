@@ -14,7 +14,7 @@ from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.statistics import Monitor
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError
-from pytorchrl.worker_names import collection_worker, in_file_name
+from pytorchrl.support.worker_names import collection_worker, in_file_name
 
 # Environments get the upper 31 of a seed's 63 bits, because ALE and EnvPool store seeds as signed 32-bit integers.
 _SEED_SHIFT = 32

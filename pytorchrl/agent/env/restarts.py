@@ -19,7 +19,7 @@ import numpy as np
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, Observation, ResetResult, StepResult
 from pytorchrl.agent.env.guard import GuardedEnv, hint_for, traceback_of
 from pytorchrl.errors import EnvError, PyTorchRLError
-from pytorchrl.terminal import Lines, get_logger
+from pytorchrl.support.terminal import Lines, get_logger
 
 logger = get_logger(__name__)
 

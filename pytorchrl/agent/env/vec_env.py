@@ -34,10 +34,10 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
-from pytorchrl.exits import USER_ERRORS, reraise_of_signal
-from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import OptionValue
-from pytorchrl.worker_names import collection_worker
+from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import OptionValue
+from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -25,7 +25,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
-from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:
     from pytorchrl.agent.multi.actor import MultiAgentActor

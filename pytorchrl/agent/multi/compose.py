@@ -16,7 +16,7 @@ from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError
-from pytorchrl.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import brief_errors
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from pytorchrl.agent.data import ReplayBatch
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.storages.replay import ReplayBuffer
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,8 +17,8 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
-from pytorchrl.tracebacks import brief_errors
-from pytorchrl.untyped import BatchOfKind, StateDict, UserPart
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import BatchOfKind, StateDict, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,7 +17,7 @@ from typing import TypedDict
 import numpy as np
 
 from pytorchrl.saved_files import saved_int
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 _FIRST_EXTRAS = 64
 _GROWTH = 1.5

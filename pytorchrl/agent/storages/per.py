@@ -18,9 +18,9 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
-from pytorchrl.deprecation import warn_deprecated
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.deprecation import warn_deprecated
+from pytorchrl.support.untyped import StateDict
 
 _FIRST_PRIORITY = 1.0
 

@@ -18,7 +18,7 @@ from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.saved_files import saved_int
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 ERROR = "error"
 """Name in `RolloutData.other` of the absolute TD errors that the collector computed, (T, E) float32."""

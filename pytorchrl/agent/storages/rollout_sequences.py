@@ -14,7 +14,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 
 class _Kept(NamedTuple):

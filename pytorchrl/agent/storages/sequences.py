@@ -26,7 +26,7 @@ from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 from pytorchrl.errors import ConfigError
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 
 class _Window(NamedTuple):

@@ -12,7 +12,7 @@ from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.base.levels import raise_all
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.link import measure_links
-from pytorchrl.untyped import OptionValue
+from pytorchrl.support.untyped import OptionValue
 
 W = TypeVar("W", bound=Worker)
 

@@ -24,9 +24,9 @@ from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, NOT_SENT, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, RolloutHeader, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import UserPart
-from pytorchrl.worker_names import collection_worker
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import UserPart
+from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm

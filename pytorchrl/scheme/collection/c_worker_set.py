@@ -19,7 +19,7 @@ from pytorchrl.scheme.collection.recipe import CWorkerOptions, CWorkerRecipe, Re
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.keywords import CollectionKeywords, refuse_other_levels
 from pytorchrl.scheme.transport.messages import Weights
-from pytorchrl.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,7 +14,7 @@ from pytorchrl.agent.multi.data import MultiStep
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
-from pytorchrl.worker_names import collection_worker
+from pytorchrl.support.worker_names import collection_worker
 
 
 @dataclass(frozen=True, slots=True)

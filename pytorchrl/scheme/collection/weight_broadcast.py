@@ -9,7 +9,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import Compression, Traffic
 from pytorchrl.scheme.transport.weight_sync import WeightSync
-from pytorchrl.untyped import Payload
+from pytorchrl.support.untyped import Payload
 
 Due = Callable[[int, int], bool]
 """A function that returns whether a worker should receive new weights, given the version of its weights and the number

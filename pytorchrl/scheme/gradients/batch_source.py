@@ -25,7 +25,7 @@ from pytorchrl.scheme.transport.encoder import DATA
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.receive import copied, receive
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 

@@ -31,7 +31,7 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
 from pytorchrl.sealed_files import MODEL_FORMAT, save
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 # Each replacement of a GWorker starts its workers' incarnations at a new multiple of 64, so that none is reused.
 _INCARNATIONS = 64

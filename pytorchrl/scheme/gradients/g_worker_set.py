@@ -24,7 +24,7 @@ from pytorchrl.scheme.keywords import GradientKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, Compression
-from pytorchrl.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

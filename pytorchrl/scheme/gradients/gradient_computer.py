@@ -19,7 +19,7 @@ from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.bad_batches import BadBatches
-from pytorchrl.untyped import MetricsDict
+from pytorchrl.support.untyped import MetricsDict
 
 GetData: TypeAlias = Callable[[], Batch]
 Compute: TypeAlias = Callable[[Batch, bool], tuple[Vectors, dict[str, float]]]

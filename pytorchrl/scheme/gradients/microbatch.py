@@ -25,8 +25,8 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.options import PrefetchOptions
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.staging import Staging
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import BatchOfKind, UserPart
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import BatchOfKind, UserPart
 
 REDUCTIONS = ("mean", "sum")
 NORM_OVER = ("batch", "microbatch")

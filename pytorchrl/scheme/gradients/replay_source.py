@@ -19,7 +19,7 @@ from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Times
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.untyped import BatchOfKind
+from pytorchrl.support.untyped import BatchOfKind
 
 
 def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection: CollectorThread.Options,

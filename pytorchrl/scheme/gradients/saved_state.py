@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from pytorchrl.scheme.ledger import Ledger, LedgerSnapshot
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage

@@ -14,7 +14,7 @@ from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, NOT_SENT, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Report, RolloutHeader
-from pytorchrl.untyped import Payload
+from pytorchrl.support.untyped import Payload
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -33,8 +33,8 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Event, Part, WorkersPart
 from pytorchrl.saved_files import read_bytes
 from pytorchrl.sealed_lines import check_sealed, seal, seal_of
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import Json
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import Json
 
 FORMAT = "pytorchrl record 2"
 _FORMAT_WITHOUT_CHECKSUMS = "pytorchrl record 1"

@@ -25,8 +25,8 @@ from pytorchrl.scheme.replay.versions import Versions
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.receive import receive
-from pytorchrl.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
-from pytorchrl.worker_names import replay_worker
+from pytorchrl.support.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
+from pytorchrl.support.worker_names import replay_worker
 
 # Number of most recent calls of each kind from which the mean duration is computed.
 _TIME_WINDOW = 100

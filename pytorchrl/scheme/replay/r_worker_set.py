@@ -16,7 +16,7 @@ from pytorchrl.scheme.keywords import ReplayKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.routing import ROUTINGS
 from pytorchrl.scheme.replay.storage_options import kept_by_shards
-from pytorchrl.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,7 +20,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 AnyRollout: TypeAlias = RolloutData | MultiRollout
 """A rollout of one policy or of several policies."""

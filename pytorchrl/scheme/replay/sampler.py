@@ -17,7 +17,7 @@ from pytorchrl.scheme.replay.r_worker import RWorker, Sample
 from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
-from pytorchrl.untyped import BatchOfKind
+from pytorchrl.support.untyped import BatchOfKind
 
 
 class _Request(NamedTuple):

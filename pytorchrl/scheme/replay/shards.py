@@ -21,7 +21,7 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
-from pytorchrl.untyped import BatchOfKind, StateDict
+from pytorchrl.support.untyped import BatchOfKind, StateDict
 
 _PREFETCH = 4
 

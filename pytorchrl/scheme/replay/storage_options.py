@@ -12,7 +12,7 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
-from pytorchrl.untyped import UserPart
+from pytorchrl.support.untyped import UserPart
 
 _DRAWN = {DataKind.TRANSITIONS: "transition", DataKind.SEQUENCES: "sequence", DataKind.OLDER_ROLLOUTS: "batch"}
 KINDS = tuple(_DRAWN.values())

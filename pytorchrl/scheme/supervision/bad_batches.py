@@ -16,8 +16,8 @@ from torch import Tensor
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import BatchOfKind, StateDict
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import BatchOfKind, StateDict
 
 # Largest number of files that a worker writes: enough to recognize a common cause, but too few to fill a disk.
 _MAX_FILES = 5

@@ -19,8 +19,8 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
-from pytorchrl.tracebacks import stack_of
-from pytorchrl.untyped import MetricsDict
+from pytorchrl.support.tracebacks import stack_of
+from pytorchrl.support.untyped import MetricsDict
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pytorchrl.errors import WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
 from pytorchrl.scheme.supervision.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.transport.messages import Weights
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 _MAX_RETRIES = 2
 # Seconds to wait for the call stack of a worker that hangs, and again for the worker to end.

@@ -19,7 +19,7 @@ from pytorchrl.errors import (
     WorkerLostError,
 )
 from pytorchrl.runtime import Handle, Runtime
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
 

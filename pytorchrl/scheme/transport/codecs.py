@@ -20,7 +20,7 @@ from torch import Tensor
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.data import MultiRollout
 from pytorchrl.errors import ConfigError, install_hint
-from pytorchrl.untyped import Payload
+from pytorchrl.support.untyped import Payload
 
 Arrays = Sequence[np.ndarray]
 Encode = Callable[[np.ndarray], Arrays | None]

@@ -17,7 +17,7 @@ from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds, Times
 from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.encoder import Sent, Traffic
-from pytorchrl.untyped import Payload, StateDict
+from pytorchrl.support.untyped import Payload, StateDict
 
 Parameters = tuple[dict[str, float], dict[str, float]]
 """Current values of the algorithm's parameters, and of the storage's parameters."""

@@ -10,7 +10,7 @@ from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Pack, Sent, Traffic
 from pytorchrl.scheme.transport.link import measure_links
 from pytorchrl.scheme.transport.messages import States, Weights
-from pytorchrl.untyped import Payload
+from pytorchrl.support.untyped import Payload
 
 
 class WeightSync:

@@ -17,7 +17,7 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.averaging import mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 # Number of times in a row that the group may break up without the loss of a rank. One more breakup ends the run with an
 # error.

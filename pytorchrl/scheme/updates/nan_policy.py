@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 # Number of updates in a row that may be skipped. One more skipped update raises an error: skipped updates do not change
 # parameters, so the cause would probably persist.

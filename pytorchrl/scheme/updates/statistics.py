@@ -23,8 +23,8 @@ from pytorchrl.scheme.updates.nan_policy import NanPolicy
 from pytorchrl.scheme.updates.times import Rates, Times
 from pytorchrl.scheme.updates.tree_ledger import TreeLedger
 from pytorchrl.scheme.window_stat import WindowStat
-from pytorchrl.untyped import MetricsDict, StateDict
-from pytorchrl.worker_names import collection_worker, gradient_worker
+from pytorchrl.support.untyped import MetricsDict, StateDict
+from pytorchrl.support.worker_names import collection_worker, gradient_worker
 
 # An error is raised after this many gradients in a row without samples. The probable cause is that none of
 # the acting agents has a trainable policy.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pytorchrl.scheme.transport.messages import Gradients, Moments, WholeState
 from pytorchrl.scheme.updates.statistics import Statistics
-from pytorchrl.untyped import StateDict
+from pytorchrl.support.untyped import StateDict
 
 WorkerState = StateDict
 """The result of `GWorker.state`: plain values and tensors by name."""

@@ -12,7 +12,6 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, ReplayError, StoppedError, WorkerLostError
-from pytorchrl.exits import as_error, raise_exit
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme.base.pause_point import PausePoint
@@ -34,8 +33,9 @@ from pytorchrl.scheme.updates.remote import Collaborators
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
 from pytorchrl.scheme.updates.synchronous import SynchronousUpdates
-from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import OptionValue, StateDict
+from pytorchrl.support.exits import as_error, raise_exit
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import OptionValue, StateDict
 
 # Seconds that stop() waits for running calls before it kills their workers.
 _STOP_TIMEOUT_S = 4.0

@@ -22,7 +22,7 @@ from pytorchrl.cli import main
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.reporting import Progress
-from pytorchrl.terminal import Lines, get_logger, printable
+from pytorchrl.support.terminal import Lines, get_logger, printable
 from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
 
 # Text that clears the screen, returns to the start of the line, starts a new line, and reverses the text direction.

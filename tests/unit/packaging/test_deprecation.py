@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import pytorchrl
-from pytorchrl.deprecation import deprecated, renamed, renamed_attribute, renamed_options, warn_deprecated
+from pytorchrl.support.deprecation import deprecated, renamed, renamed_attribute, renamed_options, warn_deprecated
 from pytorchrl.errors import ConfigError
 from tests.unit.packaging.source import MODULES, nodes_of, reads_source
 

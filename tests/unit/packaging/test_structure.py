@@ -29,7 +29,7 @@ LARGE_CONSTRUCTORS = {
 }
 # This storage accepts the arguments of every storage and ignores them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
-# The allowed number of annotations that contain `Any` or a name of `pytorchrl.untyped`.
+# The allowed number of annotations that contain `Any` or a name of `pytorchrl.support.untyped`.
 MOST_ANY = 304
 
 
@@ -170,14 +170,14 @@ def test_any_is_rare_in_annotations():
 def test_any_has_a_reason():
     """Check that each line with `Any` has a comment that contains more than directives for checkers.
 
-    Names of `pytorchrl.untyped` need no comment, because they state the reason themselves.
+    Names of `pytorchrl.support.untyped` need no comment, because they state the reason themselves.
     """
     def reason_on(path, line):
         comment = path.read_text(encoding="utf-8").splitlines()[line - 1].partition("  #")[2]
         return re.sub(r"^ *(noqa: [A-Z0-9, ]+|type: ignore\[[a-z-]+\])", "", comment).strip(" -#")
     found = sorted({f"{path.relative_to(ROOT)}:{line}" for path, line in untyped_annotations({"Any"})
                     if not reason_on(path, line)})
-    assert found == [], "use a name from pytorchrl.untyped, or state the reason in a comment on the line"
+    assert found == [], "use a name from pytorchrl.support.untyped, or state the reason in a comment on the line"
 
 
 def test_no_docstring_begins_with_a_headless_clause():

@@ -24,7 +24,7 @@ from pytorchrl import (
 )
 from pytorchrl.agent.actors import OffPolicyActor
 from pytorchrl.errors import ConfigError, EnvError
-from pytorchrl.tracebacks import VARIABLE, _users_cause, brief_errors, full_tracebacks
+from pytorchrl.support.tracebacks import VARIABLE, _users_cause, brief_errors, full_tracebacks
 
 SCRIPT = """import pytorchrl
 

@@ -14,7 +14,7 @@ import pytest
 from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.base import Outcome
 from pytorchrl.runtime.ray_host import Answer, Host, log, records_of
-from pytorchrl.terminal import get_logger
+from pytorchrl.support.terminal import get_logger
 
 NAME = "pytorchrl.tests.worker"
 

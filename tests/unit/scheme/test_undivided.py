@@ -12,7 +12,7 @@ import torch
 from pytorchrl import DQN, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme import undivided as module
-from pytorchrl.scheme.undivided import interrupt_as_usual, undivided
+from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.scheme.updates.statistics import Statistics
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
-from pytorchrl.worker_names import collection_worker, gradient_worker
+from pytorchrl.support.worker_names import collection_worker, gradient_worker
 
 NUM_SLOTS = 4
 """Largest number of gradient workers, including the local one."""

@@ -12,7 +12,7 @@ from collections import Counter
 from pytorchrl import ASYNC, SYNC, Scheme
 from pytorchrl.errors import CrashLoopError, InjectedFault, NonFiniteUpdateError, NoWorkersLeft
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.worker_names import collection_worker, gradient_worker
+from pytorchrl.support.worker_names import collection_worker, gradient_worker
 from tests.unit.scheme.witness import PER_GRADIENT_WORKER, TARGET_STEPS, Asked, Witness, WitnessError, sender_of
 from tests.unit.scheme.witness_agent import witnessed_agent
 
