@@ -46,14 +46,14 @@ from pytorchrl import checkpoints, offline
 from pytorchrl.analysis import read_curve
 from pytorchrl.configuration import load_config, save_config
 from pytorchrl.errors import PyTorchRLError
+from pytorchrl.files.atomic import read_json
+from pytorchrl.files.run_directory import Lock
+from pytorchrl.files.tensors import read_sealed, save
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import Recorder, write_json
-from pytorchrl.run_directory import Lock
 from pytorchrl.run_files import RunFiles
 from pytorchrl.runtime import Part
-from pytorchrl.saved_files import read_json
 from pytorchrl.scheme.recording.record import RecordWriter, read_record
-from pytorchrl.sealed_files import read_sealed, save
 
 WAYS = ("error", "full", "before", "after")
 TAKES_ROOM = ("open", "write", "mkdir", "fsync")

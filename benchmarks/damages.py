@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.saved_files import with_checksum
-from pytorchrl.sealed_files import write_sealed
+from pytorchrl.files.atomic import with_checksum
+from pytorchrl.files.tensors import write_sealed
 
 LABEL = b"pytorchrl sha256 "
 Damage = tuple[str, Callable[[Path], None]]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from pytorchrl.errors import CheckpointError
+from pytorchrl.files.atomic import read_json
+from pytorchrl.files.tensors import read_sealed, save
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import write_json
-from pytorchrl.saved_files import read_json
-from pytorchrl.sealed_files import read_sealed, save
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import StateDict
 

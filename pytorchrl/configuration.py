@@ -23,9 +23,9 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.composition import OptionSpec, known_names, option_specs
 from pytorchrl.descriptions import code_in, from_json, mapping
 from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.files.atomic import parse_json, put_in_place, read_text
+from pytorchrl.files.run_directory import check_description
 from pytorchrl.option_text import parser_for
-from pytorchrl.run_directory import check_description
-from pytorchrl.saved_files import parse_json, put_in_place, read_text
 
 SWEEP = "sweep"
 """Name of the table of swept options."""

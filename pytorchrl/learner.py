@@ -14,11 +14,11 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.evaluations import Evaluations
+from pytorchrl.files.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.interrupts import GRACE_S, Interrupts, Unblocked, call_after_failure, checkpoint_within
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.measurements import Measurements
 from pytorchrl.reporting import Progress, start_progress, to_json
-from pytorchrl.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.run_files import RunFiles
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot

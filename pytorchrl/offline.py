@@ -33,7 +33,7 @@ from pytorchrl.agent.env.spaces import Path as LeafPath
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import CheckpointError, ConfigError, install_hint
-from pytorchrl.saved_files import open_regular, put_in_place
+from pytorchrl.files.atomic import open_regular, put_in_place
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.video import refuse_several_agents, single_environment
 

@@ -31,8 +31,8 @@ from pytorchrl.descriptions import (
     to_json,
 )
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.run_directory import RUN_FILE, check_description, no_run
-from pytorchrl.saved_files import read_json
+from pytorchrl.files.atomic import read_json
+from pytorchrl.files.run_directory import RUN_FILE, check_description, no_run
 from pytorchrl.support.untyped import OptionValue
 
 Described = Mapping[str, object]

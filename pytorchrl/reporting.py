@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.appended_files import AppendedFile
-from pytorchrl.run_directory import METRICS_FILE, RUN_FORMAT
-from pytorchrl.saved_files import put_in_place, with_checksum
+from pytorchrl.files.atomic import put_in_place, with_checksum
+from pytorchrl.files.lines import AppendedFile
+from pytorchrl.files.run_directory import METRICS_FILE, RUN_FORMAT
 from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import NoneType
 
 from pytorchrl import checkpoints
-from pytorchrl.appended_files import check_appended
 from pytorchrl.checkpoints import CheckpointFiles, Written
 from pytorchrl.descriptions import describe_agent, describe_learner
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
+from pytorchrl.files.atomic import saved_int
+from pytorchrl.files.lines import check_appended
+from pytorchrl.files.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.reporting import EpisodeWindow, Means, Recorder, description, write_json
-from pytorchrl.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
-from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.support.background import Background
 from pytorchrl.support.terminal import get_logger

@@ -23,13 +23,13 @@ from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, EnvSource, compose
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
+from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
+from pytorchrl.files.tensors import MODEL_FORMAT, acting_state_of, read_sealed, save
 from pytorchrl.learner import Learner
-from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
-from pytorchrl.sealed_files import MODEL_FORMAT, acting_state_of, read_sealed, save
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
-from pytorchrl.monitor.reading import is_cut, mapping, number, read_object
-from pytorchrl.run_directory import (
+from pytorchrl.files.atomic import parse_value, read_bytes, read_json
+from pytorchrl.files.run_directory import (
     CHECKPOINTS,
     METRICS_FILE,
     MODEL_NAME,
@@ -22,8 +22,8 @@ from pytorchrl.run_directory import (
     check_description,
     no_run,
 )
-from pytorchrl.saved_files import parse_value, read_bytes, read_json
-from pytorchrl.sealed_lines import check_sealed
+from pytorchrl.files.sealed_lines import check_sealed
+from pytorchrl.monitor.reading import is_cut, mapping, number, read_object
 
 # Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.errors import ConfigError
-from pytorchrl.run_directory import METRICS_FILE
+from pytorchrl.files.run_directory import METRICS_FILE
 from pytorchrl.scheme import Evaluation
 
 

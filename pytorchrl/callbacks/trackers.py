@@ -10,8 +10,8 @@ from typing import Protocol
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
 from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.monitor.reading import read_object
-from pytorchrl.run_directory import RUN_FILE
 
 
 def imported(package: str, extra: str) -> ModuleType:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pytorchrl.analysis import Run, group_runs, read_run
 from pytorchrl.errors import ConfigError
+from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.plotting import labels
-from pytorchrl.run_directory import RUN_FILE
 
 HELP = """\
 RUNS are directories of runs, in one of two forms:

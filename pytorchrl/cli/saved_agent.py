@@ -6,7 +6,7 @@ import argparse
 
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import make_importable
-from pytorchrl.run_directory import MODEL_NAME
+from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.training import TrainedAgent, load
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.errors import ConfigError
+from pytorchrl.files.run_directory import RESULT_FILE, RUN_FILE
 from pytorchrl.monitor.reading import count, read_object
-from pytorchrl.run_directory import RESULT_FILE, RUN_FILE
 
 _DEFAULT_DIRECTORY = "runs/sweep"
 _LONGEST_NAME = 200

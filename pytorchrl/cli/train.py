@@ -19,10 +19,10 @@ from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.composition import known_names, option_specs
 from pytorchrl.configuration import ConfigFile, check_algorithm, save_config
 from pytorchrl.errors import ConfigError, EnvError, StartError
+from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
 from pytorchrl.reporting import by_policy, to_json
-from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
 # These arguments belong to the command itself. All other arguments are options of the function `train`.

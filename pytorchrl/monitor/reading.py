@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.run_directory import METRICS_FILE, RUN_FILE, check_description, no_run
-from pytorchrl.saved_files import open_regular, parse_value, read_json
-from pytorchrl.sealed_lines import LineChecker
+from pytorchrl.files.atomic import open_regular, parse_value, read_json
+from pytorchrl.files.run_directory import METRICS_FILE, RUN_FILE, check_description, no_run
+from pytorchrl.files.sealed_lines import LineChecker
 
 Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytorchrl import time_shares
+from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 from pytorchrl.monitor.reading import (
     Record,
     Records,
@@ -22,7 +23,6 @@ from pytorchrl.monitor.reading import (
     rows,
     text,
 )
-from pytorchrl.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 
 # Rates and time shares are averages over about this many seconds before the latest record.
 _WINDOW_S = 10.0

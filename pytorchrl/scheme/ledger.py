@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import NamedTuple, SupportsIndex
 
 from pytorchrl.errors import PyTorchRLError
-from pytorchrl.saved_files import saved_int
+from pytorchrl.files.atomic import saved_int
 
 
 class LedgerError(PyTorchRLError):

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from pytorchrl import appended_files
-from pytorchrl.appended_files import AppendedFile, check_appended
+from pytorchrl.files import lines as appended_files
+from pytorchrl.files.lines import AppendedFile, check_appended
 from pytorchrl.errors import CheckpointError
 
 

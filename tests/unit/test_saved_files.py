@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import sealed_files
+from pytorchrl.files import tensors as sealed_files
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import put_in_place, read_json, read_text, with_checksum
-from pytorchrl.sealed_files import acting_state_of, read_sealed, save
+from pytorchrl.files.atomic import put_in_place, read_json, read_text, with_checksum
+from pytorchrl.files.tensors import acting_state_of, read_sealed, save
 
 VALUE = {"format": 1, "version": 3, "acting_state": {
     "all": torch.linspace(-1.0, 1.0, 60), "moments": torch.full((3,), 0.5, dtype=torch.float64)}}

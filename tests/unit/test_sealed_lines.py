@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytorchrl.sealed_lines import LineChecker, check_sealed, seal, seal_of
+from pytorchrl.files.sealed_lines import LineChecker, check_sealed, seal, seal_of
 
 
 def sealed(*texts):

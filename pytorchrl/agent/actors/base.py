@@ -23,7 +23,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Options, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.sealed_files import acting_state_of, read_sealed
+from pytorchrl.files.tensors import acting_state_of, read_sealed
 from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.appended_files import AppendedFile
 from pytorchrl.errors import ConfigError
-from pytorchrl.saved_files import open_regular
+from pytorchrl.files.atomic import open_regular
+from pytorchrl.files.lines import AppendedFile
 
 _LONGEST_HEADER = 1 << 16
 _MAX_PENDING = 256

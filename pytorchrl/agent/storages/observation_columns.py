@@ -16,7 +16,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from pytorchrl.saved_files import saved_int
+from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import StateDict
 
 _FIRST_EXTRAS = 64

@@ -17,7 +17,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
-from pytorchrl.saved_files import saved_int
+from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import StateDict
 
 ERROR = "error"

@@ -26,7 +26,7 @@ from pytorchrl.agent.storages.observation_columns import (
 from pytorchrl.agent.storages.rollout_columns import MASK, RolloutReader
 from pytorchrl.agent.storages.stacked_frames import num_stacked_frames
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.saved_files import saved_int
+from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import StateDict
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)

@@ -11,6 +11,7 @@ import torch
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import CallOrderError
+from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import Communication, Execution, Worker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
@@ -30,7 +31,6 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
-from pytorchrl.sealed_files import MODEL_FORMAT, save
 from pytorchrl.support.untyped import StateDict
 
 # Each replacement of a GWorker starts its workers' incarnations at a new multiple of 64, so that none is reused.

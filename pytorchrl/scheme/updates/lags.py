@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pytorchrl.saved_files import saved_int
+from pytorchrl.files.atomic import saved_int
 from pytorchrl.scheme.transport.messages import Gradients, Report
 
 _PHASES = ("collect", "queue", "replay")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import CollectionError
+from pytorchrl.files.atomic import saved_int
 from pytorchrl.runtime import WorkersPart
-from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of

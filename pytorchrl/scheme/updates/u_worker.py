@@ -12,8 +12,8 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, ReplayError, StoppedError, WorkerLostError
+from pytorchrl.files.atomic import saved_int
 from pytorchrl.runtime import Runtime, ThreadRuntime
-from pytorchrl.saved_files import saved_int
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import Execution, Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker

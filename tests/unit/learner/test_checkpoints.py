@@ -18,7 +18,7 @@ import pytorchrl as prl
 from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, checkpoints, linear
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.run_directory import Lock
+from pytorchrl.files.run_directory import Lock
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from tests.conftest import process_environment
 

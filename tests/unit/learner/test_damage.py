@@ -13,8 +13,8 @@ import pytorchrl as prl
 from pytorchrl import checkpoints
 from pytorchrl.configuration import load_config
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.saved_files import parse_json, read_bytes, with_checksum
-from pytorchrl.sealed_files import read_sealed, save
+from pytorchrl.files.atomic import parse_json, read_bytes, with_checksum
+from pytorchrl.files.tensors import read_sealed, save
 from tests.conftest import ROOT
 
 

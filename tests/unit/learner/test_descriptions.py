@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import pytorchrl
-from pytorchrl.saved_files import read_json
+from pytorchrl.files.atomic import read_json
 from pytorchrl import (
     DQN,
     PPO,

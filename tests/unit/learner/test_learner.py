@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytorchrl.saved_files import put_in_place
+from pytorchrl.files.atomic import put_in_place
 from pytorchrl import PPO
 from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StartError, StoppedError
 from pytorchrl.learner import Learner

@@ -10,7 +10,7 @@ import gymnasium as gym
 import pytest
 
 import pytorchrl
-from pytorchrl.saved_files import read_json
+from pytorchrl.files.atomic import read_json
 from pytorchrl import A2C, VecEnv, presets
 from pytorchrl.agent.algorithms import algorithm, registry
 from pytorchrl.agent.options import option

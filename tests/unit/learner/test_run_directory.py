@@ -10,11 +10,11 @@ import threading
 import pytest
 
 import pytorchrl
-from pytorchrl.saved_files import read_json
+from pytorchrl.files.atomic import read_json
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.plotting import read_curve
 from pytorchrl.reporting import Recorder, write_json
-from pytorchrl.run_directory import Lock, prepare_log_dir
+from pytorchrl.files.run_directory import Lock, prepare_log_dir
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner_options import LearnerOptions
 from pytorchrl.run_files import RunFiles
-from pytorchrl.saved_files import put_in_place, read_json
-from pytorchrl.sealed_lines import seal
+from pytorchrl.files.atomic import put_in_place, read_json
+from pytorchrl.files.sealed_lines import seal
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytorchrl as prl
 from pytorchrl import checkpoints
 from pytorchrl.analysis.runs import read_run
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.saved_files import read_json
-from pytorchrl.sealed_files import save
+from pytorchrl.files.atomic import read_json
+from pytorchrl.files.tensors import save
 from tests.unit.learner.stored_runs import FILES, RESUMED_STEPS, STEPS, STORED, numbers_of, train, unpack
 
 RUNS = sorted(STORED.glob("*.json"))

@@ -17,7 +17,7 @@ from pytorchrl.composition import compose, option_specs
 from pytorchrl.envs.suites import DEFAULT, suite_of
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.saved_files import read_json
+from pytorchrl.files.atomic import read_json
 from pytorchrl.training import load, train
 
 TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "target_steps": 64, "progress": False,

@@ -12,7 +12,7 @@ import pytest
 from pytorchrl import ASYNC, PPO, Learner
 from pytorchrl.envs.testing import SleepEnv
 from pytorchrl.errors import DeviceError
-from pytorchrl.run_directory import prepare_log_dir
+from pytorchrl.files.run_directory import prepare_log_dir
 from pytorchrl.runtime import DEFAULT_RESOURCES
 from pytorchrl.scheme.collection.c_worker import CWorker
 

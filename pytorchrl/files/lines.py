@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import open_no_follow, open_regular, sha256_of
-from pytorchrl.sealed_lines import ENTRY_BYTES, seal, seal_of
+from pytorchrl.files.atomic import open_no_follow, open_regular, sha256_of
+from pytorchrl.files.sealed_lines import ENTRY_BYTES, seal, seal_of
 from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)

@@ -17,7 +17,7 @@ from typing import IO
 import torch
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.saved_files import check_format, open_regular, put_in_place, sha256_of
+from pytorchrl.files.atomic import check_format, open_regular, put_in_place, sha256_of
 
 MODEL_FORMAT = 1
 """Number of the format of models."""

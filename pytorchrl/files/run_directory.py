@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.saved_files import check_format, open_no_follow
+from pytorchrl.files.atomic import check_format, open_no_follow
 from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
