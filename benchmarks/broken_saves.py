@@ -42,18 +42,19 @@ import numpy as np
 import torch
 
 import pytorchrl as prl
-from pytorchrl import checkpoints, offline
 from pytorchrl.analysis import read_curve
-from pytorchrl.configuration import load_config, save_config
 from pytorchrl.errors import PyTorchRLError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import Lock
 from pytorchrl.files.tensors import read_sealed, save
-from pytorchrl.learner_options import LearnerOptions
-from pytorchrl.reporting import Recorder, write_json
-from pytorchrl.run_files import RunFiles
+from pytorchrl.learner import checkpoints
+from pytorchrl.learner.files import RunFiles
+from pytorchrl.learner.options import LearnerOptions
+from pytorchrl.learner.reporting import Recorder, write_json
+from pytorchrl.play import dataset as offline
 from pytorchrl.runtime import Part
 from pytorchrl.scheme.recording.record import RecordWriter, read_record
+from pytorchrl.training.configuration import load_config, save_config
 
 WAYS = ("error", "full", "before", "after")
 TAKES_ROOM = ("open", "write", "mkdir", "fsync")

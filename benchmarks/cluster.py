@@ -43,7 +43,7 @@ from ray.cluster_utils import Cluster
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.envs.testing import SleepEnv
 from pytorchrl.errors import PyTorchRLError
-from pytorchrl.runtime.reaper import start_reaper
+from pytorchrl.runtime.ray.reaper import start_reaper
 
 NUM_CPUS, STEP_S = 4, 0.005
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 20_000,

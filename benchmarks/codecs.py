@@ -226,7 +226,7 @@ class Line:
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float,
                  resources: dict[str, float]) -> None:
         from pytorchrl.runtime import Journal
-        from pytorchrl.runtime.ray_runtime import RayRuntime
+        from pytorchrl.runtime.ray.runtime import RayRuntime
         from pytorchrl.scheme.supervision.supervisor import Supervisor
         from pytorchrl.scheme.transport.encoder import Compression
         from pytorchrl.scheme.transport.link import measure_links

@@ -57,12 +57,12 @@ import pytorchrl as prl
 from pytorchrl import cli
 from pytorchrl.analysis import read_curve
 from pytorchrl.analysis import read_run as read_description
-from pytorchrl.configuration import load_config
 from pytorchrl.errors import PyTorchRLError
 from pytorchrl.monitor.view import read_run as read_view
-from pytorchrl.offline import read_dataset, record_dataset
+from pytorchrl.play.dataset import read_dataset, record_dataset
 from pytorchrl.scheme.recording.record import read_record
-from pytorchrl.training import make_learner
+from pytorchrl.training.configuration import load_config
+from pytorchrl.training.training import make_learner
 
 HANG_S, MEMORY = 10, 1 << 30
 BAD = ("silent", "raw", "hang", "unnamed")

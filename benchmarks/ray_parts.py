@@ -28,10 +28,10 @@ from typing import Any
 from process_table import process
 from signals import GIVE_UP_S, LEFT_AFTER_S, Run, wait_for_training
 
-from pytorchrl import checkpoints
+from pytorchrl.analysis.plotting import read_curve
 from pytorchrl.errors import PyTorchRLError
-from pytorchrl.plotting import read_curve
-from pytorchrl.runtime.ray_watch import parts_of
+from pytorchrl.learner import checkpoints
+from pytorchrl.runtime.ray.watch import parts_of
 
 PARTS = ("GCS", "raylet", "dashboard agent", "runtime environment agent")
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}

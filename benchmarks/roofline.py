@@ -209,8 +209,8 @@ def measure(task: str, dtype: str, seconds: float) -> dict[str, Any]:
     """Measure one task in this process: `seconds` seconds of training, and a quarter as many of each bound."""
     import torch
 
-    from pytorchrl.composition import option_specs
-    from pytorchrl.training import make_learner
+    from pytorchrl.training.composition import option_specs
+    from pytorchrl.training.training import make_learner
 
     torch.set_num_threads(1)
     algorithm, env, options = TASKS[task]

@@ -33,8 +33,8 @@ from typing import Any
 from process_table import command_of, ray_directories, running_processes
 
 from pytorchrl import load
+from pytorchrl.analysis.plotting import read_curve
 from pytorchrl.errors import PyTorchRLError
-from pytorchrl.plotting import read_curve
 
 ASYNCHRONOUS = ("--num-col-workers", "2", "--col-communication", "asynchronous")
 FORMS = {"central": (), **{name: (*ASYNCHRONOUS, "--runtime", name) for name in ("threads", "processes", "ray")}}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import pytorchrl as prl
-from pytorchrl.offline import Dataset, read_dataset, record_dataset
+from pytorchrl.play.dataset import Dataset, read_dataset, record_dataset
 
 
 def main() -> None:

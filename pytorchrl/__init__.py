@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         VTraceBuffer,
     )
     from pytorchrl.errors import ConfigError, PyTorchRLError
-    from pytorchrl.learner import Learner
+    from pytorchrl.learner.learner import Learner
     from pytorchrl.scheme import ASYNC, CENTRAL, PARALLEL, SYNC, Scheme
-    from pytorchrl.training import TrainedAgent, load, train
+    from pytorchrl.training.training import TrainedAgent, load, train
 
 _HOMES = {
     "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
@@ -44,9 +44,9 @@ _HOMES = {
         "GAEBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "VTraceBuffer",
         "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
-    "pytorchrl.learner": ("Learner",),
+    "pytorchrl.learner.learner": ("Learner",),
     "pytorchrl.scheme": ("ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"),
-    "pytorchrl.training": ("TrainedAgent", "load", "train"),
+    "pytorchrl.training.training": ("TrainedAgent", "load", "train"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

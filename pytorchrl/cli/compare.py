@@ -19,12 +19,12 @@ from pytorchrl.analysis import (
     read_scores,
 )
 from pytorchrl.analysis.aggregates import Array
+from pytorchrl.analysis.plotting import plot_comparison
 from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
 from pytorchrl.cli.output import show, show_table
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.errors import ConfigError
-from pytorchrl.plotting import plot_comparison
-from pytorchrl.reporting import to_json
+from pytorchrl.learner.reporting import to_json
 
 _TITLES = {"iqm": "IQM", "median": "median", "mean": "mean", "gap": "optimality gap"}
 _HELP = HELP + """

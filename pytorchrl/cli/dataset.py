@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.saved_agent import add_agent_flags, add_episode_flags, add_run_dir, load_agent
-from pytorchrl.offline import record_dataset
+from pytorchrl.play.dataset import record_dataset
 
 # Shortest time between two lines of progress, in seconds.
 _INTERVAL_S = 5.0

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.saved_agent import add_agent_flags, add_episode_flags, add_run_dir, load_agent
-from pytorchrl.reporting import by_policy, to_json
-from pytorchrl.training import TrainedAgent
-from pytorchrl.video import record_video, show_episodes
+from pytorchrl.learner.reporting import by_policy, to_json
+from pytorchrl.play.video import record_video, show_episodes
+from pytorchrl.training.training import TrainedAgent
 
 
 def run(arguments: Sequence[str]) -> int:

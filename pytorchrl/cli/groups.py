@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytorchrl.analysis import Run, group_runs, read_run
+from pytorchrl.analysis.plotting import labels
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import RUN_FILE
-from pytorchrl.plotting import labels
 
 HELP = """\
 RUNS are directories of runs, in one of two forms:

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytorchrl.agent.names import Known, suggestion
+from pytorchrl.agent.option_values import form_of, parser_for
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.option_text import form_of, parser_for
 from pytorchrl.support.terminal import printable
 
 if TYPE_CHECKING:
-    from pytorchrl.composition import OptionSpec
+    from pytorchrl.training.composition import OptionSpec
 
 _COMMON = frozenset((
     "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 def titles() -> dict[str, str]:
     """Return the title of each group of options, in the order in which `--help` lists the groups."""
     # This module is imported here because it imports torch, which commands that only read files do not need.
-    from pytorchrl.scheme_options import GROUPS
+    from pytorchrl.training.scheme_options import GROUPS
 
     return {"learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
             "actor": "actor", "environments": "environments", **GROUPS}

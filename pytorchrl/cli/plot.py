@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytorchrl.analysis import STATISTICS, Run
+from pytorchrl.analysis.plotting import plot_groups
 from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.plotting import plot_groups
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -6,16 +6,16 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from pytorchrl import profiling, work_shares
+from pytorchrl.agent.option_values import positive_seconds
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.errors import ConfigError
-from pytorchrl.learner import Learner
-from pytorchrl.option_text import positive_seconds
-from pytorchrl.reporting import to_json
+from pytorchrl.learner.learner import Learner
+from pytorchrl.learner.reporting import to_json
+from pytorchrl.monitor.time_shares import Settings, shares
+from pytorchrl.profile import profiling, work_shares
 from pytorchrl.support.untyped import MetricsDict
-from pytorchrl.time_shares import Settings, shares
 
 _SECONDS = 20.0
 # The warm-up of workers, compilers and caches lasts for the fraction `_WARM_UP` of `--seconds`, and for at least

@@ -7,7 +7,7 @@ import argparse
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import make_importable
 from pytorchrl.files.run_directory import MODEL_NAME
-from pytorchrl.training import TrainedAgent, load
+from pytorchrl.training.training import TrainedAgent, load
 
 
 def count(text: str) -> int:

@@ -16,14 +16,14 @@ from pytorchrl.cli import sweep
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags
 from pytorchrl.cli.watch import check_watching, watching
-from pytorchrl.composition import known_names, option_specs
-from pytorchrl.configuration import ConfigFile, check_algorithm, save_config
 from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.files.run_directory import MODEL_NAME
-from pytorchrl.learner import Learner
-from pytorchrl.presets import preset
-from pytorchrl.reporting import by_policy, to_json
-from pytorchrl.training import make_learner, named_settings
+from pytorchrl.learner.learner import Learner
+from pytorchrl.learner.reporting import by_policy, to_json
+from pytorchrl.training.composition import known_names, option_specs
+from pytorchrl.training.configuration import ConfigFile, check_algorithm, save_config
+from pytorchrl.training.presets import preset
+from pytorchrl.training.training import make_learner, named_settings
 
 # These arguments belong to the command itself. All other arguments are options of the function `train`.
 _OWN = ("algorithm", "env", "json", "debug", "watch", "config", "save_config", "dry_run", "sweep")

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pytorchrl.agent.option_values import positive_seconds
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.monitor.live import show_once, watch
 from pytorchrl.monitor.screen import check_rich
-from pytorchrl.option_text import positive_seconds
 
 # Seconds to wait, after training, until the process that shows the run has drawn the last frame and exited. If the
 # process still runs, it is terminated; if it still runs after the same number of seconds, it is killed.

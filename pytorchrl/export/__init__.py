@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytorchrl.acting import POLICY, Acting
+from pytorchrl.agent.acting import POLICY, Acting
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import Stream, derive_seed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium import spaces
 
-from pytorchrl.acting import POLICY, Player
+from pytorchrl.agent.acting import POLICY, Player
 from pytorchrl.agent.data import PREVIOUS, Arrays, show_reward
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.aliases import AnySpace, Observation

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytorchrl import time_shares
 from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
+from pytorchrl.monitor import time_shares
 from pytorchrl.monitor.reading import (
     Record,
     Records,

@@ -19,8 +19,8 @@ from pytorchrl.runtime.base import (
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
-from pytorchrl.runtime.processes import ProcessRuntime
-from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.runtime.processes.runtime import ProcessRuntime
+from pytorchrl.runtime.ray.runtime import RayRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.support.untyped import OptionValue

@@ -1,34 +1,25 @@
-"""The factories of an agent, and functions that check them against each other and against the settings."""
+"""Check the factories of an agent against each other and against the settings."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.algorithms.precision_trial import precisions_of, with_precisions
-from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
 from pytorchrl.scheme.base.levels import as_keywords
-from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
-from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet, GWorkerSetFactory
-from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, Collection, ReplayCollection, SynchronousCollection
-from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
+from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.replay.routing import SPLITS_SEQUENCES
 from pytorchrl.scheme.replay.storage_options import kind_of
 from pytorchrl.scheme.settings import Settings
 from pytorchrl.support.untyped import UserPart
-
-if TYPE_CHECKING:
-    from pytorchrl.agent.actors.base import Actor
 
 _LARGE_BYTES = 10 * 2**20
 _LARGEST_BYTES = 512 * 2**20
@@ -36,52 +27,7 @@ _LARGEST_BYTES = 512 * 2**20
 _BFLOAT16_CAPABILITY = 8
 
 
-@dataclass(frozen=True)
-class AgentParts:
-    """The factories of an agent's algorithm, actor and storage, and of its training and test environments."""
-
-    algo_factory: Factory[Algorithm]
-    actor_factory: Factory[Actor]
-    storage_factory: Factory[Storage]
-    train_envs_factory: EnvFactory
-    test_envs_factory: EnvFactory | None = None
-
-    def as_dict(self) -> dict[str, Factory[object] | None]:
-        """Return the factories by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @property
-    def precisions(self) -> dict[str, bool]:
-        """Map the name of each policy to whether the networks of that policy compute in bfloat16.
-
-        A policy is left out if its algorithm has no option `mixed_precision`, or if the option is "auto".
-        """
-        return precisions_of(self.algo_factory)
-
-    def with_precisions(self, precisions: Mapping[str, bool]) -> AgentParts:
-        """Return a copy in which each policy with `mixed_precision="auto"` gets its value from `precisions`."""
-        return dataclasses.replace(self, algo_factory=with_precisions(self.algo_factory, precisions))
-
-    def collectors(self, collection: Collection) -> CWorkerSetFactory:
-        """Return the factory of this agent's collection workers."""
-        return CWorkerSetFactory(
-            collection, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory)
-
-    def workers(self, gradients: GWorkerSet.Options, collection: Collection) -> GWorkerSetFactory:
-        """Return the factory of this agent's gradient workers and of the workers below them."""
-        shards = None
-        if isinstance(collection, ReplayCollection):
-            shards = RWorkerSetFactory(collection, self.algo_factory, self.actor_factory, self.storage_factory)
-        return GWorkerSetFactory(gradients, collection, self.collectors(collection), shards)
-
-    def evaluator(self, seed: int, num_threads: int | None) -> dict[str, object]:
-        """Return the arguments of this agent's `Evaluator`, which uses `num_threads` PyTorch threads."""
-        parts = {name: part for name, part in self.as_dict().items()
-                 if name in ("algo_factory", "actor_factory", "test_envs_factory")}
-        return {"index_worker": 1, **parts, "seed": seed, "num_threads": num_threads}
-
-
-def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
+def check_parts(agent: Agent, settings: Settings) -> list[str]:
     """Check that the parts of an agent fit together and match the settings.
 
     Returns:
@@ -122,7 +68,7 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
     return warnings
 
 
-def _check_policies(agent: AgentParts, settings: Settings) -> None:
+def _check_policies(agent: Agent, settings: Settings) -> None:
     """Raise `ConfigError` unless the algorithm, actor, storage and training environments have the same policies.
 
     If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, because this option
@@ -141,7 +87,7 @@ def _check_policies(agent: AgentParts, settings: Settings) -> None:
                           "on all priorities in the replay; give num_replay_workers=1 or weight_norm='batch'")
 
 
-def _check_spaces(agent: AgentParts) -> None:
+def _check_spaces(agent: Agent) -> None:
     """Raise `SpaceError` unless the actor and the test environments have the training environments' spaces."""
     train, test = agent.train_envs_factory, agent.test_envs_factory
     for name in ("observation_space", "action_space"):
@@ -160,7 +106,7 @@ def _layout(space: object) -> object:
     return type(space), getattr(space, "shape", None), str(getattr(space, "n", None)), str(getattr(space, "nvec", None))
 
 
-def _check_sequences(agent: AgentParts, settings: Settings) -> None:
+def _check_sequences(agent: Agent, settings: Settings) -> None:
     """Refuse a replay buffer that is too small for a sequence, or a `routing` that splits sequences over shards.
 
     Nothing is checked if each sequence of the storage lies within one rollout.
@@ -177,7 +123,7 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
                           "over different shards; leave it out")
 
 
-def _check_kept(agent: AgentParts, settings: Settings) -> None:
+def _check_kept(agent: Agent, settings: Settings) -> None:
     """If the storage is a replay buffer, refuse options for data that are discarded after use, such as `num_passes`."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
@@ -190,7 +136,7 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
                               f"{keeper} stores them and samples from them, so leave {name} out")
 
 
-def _check_inference(agent: AgentParts, settings: Settings) -> None:
+def _check_inference(agent: Agent, settings: Settings) -> None:
     """With central inference, refuse exploration that differs between workers or continues in each environment."""
     if not settings.collection.infers_centrally:
         return
@@ -203,7 +149,7 @@ def _check_inference(agent: AgentParts, settings: Settings) -> None:
                               "although the noise of each environment must continue; give noise='gaussian'")
 
 
-def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
+def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
     mixed = getattr(agent.algo_factory.options, "mixed_precision", False)
     device = settings.process.device or "cpu"
     if mixed is True and device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
@@ -215,7 +161,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
     return []
 
 
-def _check_batch(agent: AgentParts, settings: Settings) -> None:
+def _check_batch(agent: Agent, settings: Settings) -> None:
     """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
 
     Raises:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from pytorchrl.agent.factories import Agent
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.scheme.agent_parts import AgentParts, check_parts
+from pytorchrl.scheme.agent_parts import check_parts
 from pytorchrl.scheme.base.levels import raise_all
 from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
@@ -15,6 +16,7 @@ from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.recording.earlier_versions import differences_from
 from pytorchrl.scheme.rules import problems_of
 from pytorchrl.scheme.settings import Ray, Settings
+from pytorchrl.scheme.tree import workers_of
 
 if TYPE_CHECKING:
     from pytorchrl.runtime import Runtime
@@ -24,8 +26,8 @@ CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
 _EXECUTION = "; col_execution='Parallel' continues a run with remote collection workers with a single one"
 
 
-def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: AgentParts, *,
-                 any_seed: bool) -> AgentParts:
+def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: Agent, *,
+                 any_seed: bool) -> Agent:
     """Check that a checkpoint fits a scheme, and return the agent's parts with the saved precisions.
 
     In the result, each policy with `mixed_precision="auto"` has the value that was chosen in the saved run. The number
@@ -59,7 +61,7 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
     return own
 
 
-def resize(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[int, ...],
+def resize(settings: Settings, agent: Agent, num_col_workers: int | tuple[int, ...],
            worker: UWorker | None, runtime: Runtime | None) -> Settings:
     """Change the number of collection workers, and return the new settings.
 
@@ -81,7 +83,7 @@ def resize(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[i
     return changed
 
 
-def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple[int, ...]) -> Settings:
+def _resized(settings: Settings, agent: Agent, num_col_workers: int | tuple[int, ...]) -> Settings:
     if settings.recording.record is not None or settings.recording.replay is not None:
         raise ConfigError("the number of collection workers of a run that is recorded or replayed cannot change, "
                           "because a record does not contain the time of the change; leave record and replay out")
@@ -95,7 +97,7 @@ def _resized(settings: Settings, agent: AgentParts, num_col_workers: int | tuple
                           f"can only become smaller: it is {before} in total, got {after}; start with the largest "
                           "number, or leave placement out")
     raise_all(problems_of(changed))
-    agent.workers(changed.gradients, changed.collection).check()
+    workers_of(agent, changed.gradients, changed.collection).check()
     check_parts(agent, changed)
     return changed
 

@@ -13,15 +13,15 @@ from pytorchrl.support.terminal import get_logger
 if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor
     from pytorchrl.agent.algorithms.base import Algorithm
+    from pytorchrl.agent.factories import Agent
     from pytorchrl.agent.options import Factory
     from pytorchrl.agent.storages.base import Storage
-    from pytorchrl.scheme.agent_parts import AgentParts
     from pytorchrl.scheme.settings import Settings
 
 logger = get_logger(__name__)
 
 
-def decide_precisions(agent: AgentParts, settings: Settings) -> AgentParts:
+def decide_precisions(agent: Agent, settings: Settings) -> Agent:
     """Return the agent with each `mixed_precision="auto"` replaced by True or False, and log the measured times.
 
     The value is True if bfloat16 is faster by at least a tenth. Gradients in both precisions are timed in this process,
@@ -45,7 +45,7 @@ def decide_precisions(agent: AgentParts, settings: Settings) -> AgentParts:
     return agent.with_precisions(decisions)
 
 
-def _num_agents(agent: AgentParts, policy: str) -> int:
+def _num_agents(agent: Agent, policy: str) -> int:
     """Return the number of agents that a policy controls in each environment."""
     return len(agent.algo_factory.options.agents[policy]) if policy else 1
 

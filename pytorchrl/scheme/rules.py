@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import FaultPlan, is_default
-from pytorchrl.runtime.processes import platform_problem
+from pytorchrl.runtime.processes.runtime import platform_problem
 from pytorchrl.scheme.base.levels import as_keywords, raise_all
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.gradients.placement import Placement

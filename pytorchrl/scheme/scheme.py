@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.runtime import Runtime, make_runtime
-from pytorchrl.scheme.agent_parts import AgentParts, check_parts
+from pytorchrl.scheme.agent_parts import check_parts
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
 from pytorchrl.scheme.dropped import stop_if_dropped
@@ -34,6 +35,7 @@ from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, known_keywo
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
 from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients_of
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.support.exits import raise_exit
@@ -96,9 +98,9 @@ class Scheme(Architectures):
                                   supervision=supervision, for_storage=for_storage)
         if isinstance(nested.collection, ReplayCollection) and isinstance(storage_factory, Factory):
             storage_factory = with_options(storage_factory, {**for_storage, "size": nested.collection.size})
-        self.agent = AgentParts(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        self.agent = Agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         texts = [*warnings_of(nested), *check_parts(self.agent, nested)]
-        collection, more = resolve_defaults(nested.collection, self.agent.collectors(nested.collection))
+        collection, more = resolve_defaults(nested.collection, collectors_of(self.agent, nested.collection))
         self.nested = replace(nested, collection=collection)
         replay = self.nested.recording.replay
         self._replay = None if replay is None else read_record(replay)
@@ -211,7 +213,7 @@ class Scheme(Architectures):
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         nested = self.nested
-        factory = replace(self.agent.workers(nested.gradients, nested.collection), supervision=nested.supervision,
+        factory = replace(workers_of(self.agent, nested.gradients, nested.collection), supervision=nested.supervision,
                           seed=self.seed, num_threads=nested.process.num_threads)
         return UWorker(
             factory, options=nested.updates, gradients=nested.gradients, device=nested.process.device,
@@ -437,7 +439,7 @@ class Scheme(Architectures):
             remote = self.has_remote_workers
             self.evaluations = Evaluations(
                 self._runtime if remote else self._runtime.in_process(),
-                self.agent.evaluator(self.seed, self.nested.process.num_threads if remote else None),
+                evaluator_of(self.agent, self.seed, self.nested.process.num_threads if remote else None),
                 retries=self.nested.supervision.on_worker_failure != "raise")
         self.evaluations.start(weights, num_episodes, timeout_s)
 

@@ -11,7 +11,7 @@ import pytest
 
 import pytorchrl
 from pytorchrl import train
-from pytorchrl.composition import known_names
+from pytorchrl.training.composition import known_names
 from pytorchrl.errors import ConfigError
 from tests.conftest import ROOT
 

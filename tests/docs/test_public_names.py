@@ -87,8 +87,8 @@ def public_names():
 def test_public_names_are_found():
     found = set(public_names())
     assert {"pytorchrl.PPO", "pytorchrl.scheme.RWorkerSet", "pytorchrl.callbacks.Callback"} <= found  # by `__all__`
-    assert {"pytorchrl.work_shares.WorkSampler", "pytorchrl.monitor.view.read_run"} <= found  # by an import
-    assert "pytorchrl.presets.register" in found  # by the import of a module
+    assert {"pytorchrl.profile.work_shares.WorkSampler", "pytorchrl.monitor.view.read_run"} <= found  # by an import
+    assert "pytorchrl.training.presets.register" in found  # by the import of a module
     assert len(found) > 150
     assert not [name for name in found if value_of(name) is None]
 

@@ -19,7 +19,7 @@ ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_t
          object_store_memory=100 * 2**20, _temp_dir=directory)
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.errors import DeviceError, PyTorchRLError
-from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.runtime.ray.runtime import RayRuntime
 from pytorchrl.scheme.devices import check_device
 
 class Worker:

@@ -19,7 +19,7 @@ import glob, json, os, signal, sys, threading, time
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.envs.testing import SleepEnv
 from pytorchrl.errors import RayDiedError
-from pytorchrl.runtime.ray_watch import parts_of
+from pytorchrl.runtime.ray.watch import parts_of
 part, number, policy, limit_s = sys.argv[1], getattr(signal, sys.argv[2]), sys.argv[3], float(sys.argv[4])
 envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.002}, 2)  # processes that wait leave the cores to other tests
 scheme = Scheme(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytorchrl.runtime.ray_runtime import _MAX_ENCLOSED_BYTES, RayRuntime
-from pytorchrl.runtime.ray_values import Enclosed
+from pytorchrl.runtime.ray.runtime import _MAX_ENCLOSED_BYTES, RayRuntime
+from pytorchrl.runtime.ray.values import Enclosed
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.codecs import decode_array, register_codec
 from pytorchrl.scheme.transport.messages import Weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytorchrl.training import make_learner
+from pytorchrl.training.training import make_learner
 
 
 @pytest.mark.learning

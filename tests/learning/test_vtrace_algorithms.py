@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from pytorchrl.training import make_learner
+from pytorchrl.training.training import make_learner
 
 ASYNCHRONOUS = {"num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 2, "col_in_flight": 1}
 UPDATES_PER_BATCH = {"impala": 1, "appo": 16}

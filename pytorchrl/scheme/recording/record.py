@@ -1,10 +1,11 @@
 """Write and read the file that records a run.
 
-Each line is a JSON object with a checksum; see `pytorchrl.files.sealed_lines`. The first line describes the run, and the last
-line states how the run ended. If the run was killed, the last line is missing. The lines in between are written after
-updates, at most four per second. Each of them contains the entries that were added to the workers' journals since the
-previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see `pytorchrl.runtime.journal.Part`. In the
-older format, these lines contain only the list of parts, without `{"parts": ...}`, and no line has a checksum.
+Each line is a JSON object with a checksum; see `pytorchrl.files.sealed_lines`. The first line describes the run, and
+the last line states how the run ended. If the run was killed, the last line is missing. The lines in between are
+written after updates, at most four per second. Each of them contains the entries that were added to the workers'
+journals since the previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see
+`pytorchrl.runtime.journal.Part`. In the older format, these lines contain only the list of parts, without
+`{"parts": ...}`, and no line has a checksum.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.analysis import group_runs, read_run, read_scores
 from pytorchrl.errors import ConfigError
-from pytorchrl.learner_options import LearnerOptions
+from pytorchrl.learner.options import LearnerOptions
 
 
 def groups_of(*run_dirs, by=None):

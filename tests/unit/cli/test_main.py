@@ -16,12 +16,12 @@ from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.cli import enjoy, main, parsing
 from pytorchrl.cli.parsing import flag_of, is_common
 from pytorchrl.cli.train import parse
-from pytorchrl.option_text import parser_for
-from pytorchrl.composition import option_specs
+from pytorchrl.agent.option_values import parser_for
+from pytorchrl.training.composition import option_specs
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
-from pytorchrl.interrupts import Interrupts
-from pytorchrl.training import load
+from pytorchrl.learner.interrupts import Interrupts
+from pytorchrl.training.training import load
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1"]
 TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "32", "--num-epochs", "1", "--num-mini-batch", "2",
@@ -423,7 +423,7 @@ def test_warnings_are_printed_regardless_of_python_warning_filters(capsys):
 
 def test_an_error_for_video_names_its_missing_extra(capsys, tmp_path, monkeypatch):
     run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path / "run")
-    monkeypatch.setattr("pytorchrl.video.importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("pytorchrl.play.video.importlib.util.find_spec", lambda _name: None)
     code, _, err = run(capsys, "enjoy", tmp_path / "run", "--video", tmp_path / "films")
     assert code == 2
     assert install_hint("video") in err

@@ -65,7 +65,7 @@ def test_a_signal_before_training_ends_quietly(start_python):
     process = start_python(
         "-c", "import os, signal, sys\n"
               "from pytorchrl.cli import main\n"
-              "sys.modules['pytorchrl.learner'] = None\n"  # makes an import of the learner fail
+              "sys.modules['pytorchrl.learner.learner'] = None\n"  # makes an import of the learner fail
               "import pytorchrl.cli as cli\n"
               "cli._run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM)\n"
               "sys.exit(main(['train']))")

@@ -21,7 +21,7 @@ from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.cli import main
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
-from pytorchrl.reporting import Progress
+from pytorchrl.learner.reporting import Progress
 from pytorchrl.support.terminal import Lines, get_logger, printable
 from tests.unit.packaging.source import MODULES, PACKAGE, nodes_of, reads_source
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pytorchrl.learner import Learner
+from pytorchrl.learner.learner import Learner
 
 
 def make(scheme, target_steps=100, log_dir=None, **options):

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from pytorchrl import checkpoints
+from pytorchrl.learner import checkpoints
 from pytorchrl.support.background import Background
 from pytorchrl.callbacks import Callback
 from tests.unit.learner.test_checkpoints import files, is_equal, make, records, train_to

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import pytorchrl as prl
-from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, checkpoints, linear
+from pytorchrl.learner import checkpoints
+from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, linear
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.run_directory import Lock

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import pytorchrl as prl
-from pytorchrl import checkpoints
-from pytorchrl.configuration import load_config
+from pytorchrl.learner import checkpoints
+from pytorchrl.training.configuration import load_config
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import parse_json, read_bytes, with_checksum
 from pytorchrl.files.tensors import read_sealed, save

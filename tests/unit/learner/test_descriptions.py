@@ -32,10 +32,10 @@ from pytorchrl import (
 )
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.cli import main
-from pytorchrl.descriptions import find_by_import, find_imported, from_json, to_json
+from pytorchrl.learner.descriptions import find_by_import, find_imported, from_json, to_json
 from pytorchrl.errors import CheckpointError
 from pytorchrl.scheme.base.levels import as_keywords
-from pytorchrl.training import load
+from pytorchrl.training.training import load
 
 STRANGE = "strange_parts"
 MODULE = '''
@@ -76,7 +76,7 @@ class Wide(gym.Wrapper):
 if __name__ == "__main__":
     prl.train(
         "ppo", Wide, log_dir="run", num_envs=1, num_steps=8, num_mini_batch=1, target_steps=8, progress=False)
-    print(prl.load("run").agent.test_envs.options.env_fn.__name__)
+    print(prl.load("run").agent.test_envs_factory.options.env_fn.__name__)
 '''
 
 
@@ -178,9 +178,10 @@ def test_an_agent_composed_in_python_is_loaded_and_acts_as_before(tmp_path, name
         expected = learner.evaluate(3)
     for trust in (False, True):
         agent = load(tmp_path, trust=trust)
-        assert (agent.agent.actor, agent.agent.storage, agent.agent.train_envs) == (actor, storage, envs)
-        assert agent.agent.algorithm.cls is algorithm.cls
-        assert (agent.agent.algorithm == algorithm) == (trust or name != "ppo")
+        parts = agent.agent
+        assert (parts.actor_factory, parts.storage_factory, parts.train_envs_factory) == (actor, storage, envs)
+        assert parts.algo_factory.cls is algorithm.cls
+        assert (parts.algo_factory == algorithm) == (trust or name != "ppo")
         assert agent.evaluate(3, seed=4).returns == expected.returns
     assert agent.seed == 4
     run = read_json(tmp_path / "run.json")
@@ -212,7 +213,7 @@ def test_own_code_is_imported_only_if_the_run_is_trusted(tmp_path, module, capsy
     assert capsys.readouterr().out == ""
     agent = load(tmp_path / "run", trust=True)
     assert capsys.readouterr().out == "executed\n"
-    assert agent.agent.actor.cls is sys.modules["strange_parts"].Wide
+    assert agent.agent.actor_factory.cls is sys.modules["strange_parts"].Wide
     assert agent.evaluate(2).returns == expected
     export = ["export", str(tmp_path / "run"), "--to", "torch", "--checks", "1"]
     assert [main(export), main([*export, "--trust"])] == [2, 0]
@@ -240,7 +241,7 @@ def test_an_environment_beside_the_run_is_not_imported(tmp_path, module, capsys,
         assert capsys.readouterr().out == "executed\n"
 
 
-@pytest.mark.parametrize("code", ["os:system", "builtins:eval", "subprocess:Popen", "pytorchrl.training:load"])
+@pytest.mark.parametrize("code", ["os:system", "builtins:eval", "subprocess:Popen", "pytorchrl.training.training:load"])
 def test_functions_are_never_found_without_an_import(tmp_path, code):
     trained(tmp_path, VecEnv.create_factory("CartPole-v1"), OnPolicyActor)
     run = read_json(tmp_path / "run.json")

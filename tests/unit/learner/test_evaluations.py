@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytorchrl.errors import StoppedError, WorkerLostError
-from pytorchrl.evaluations import Evaluations
+from pytorchrl.learner.evaluations import Evaluations
 
 
 @pytest.fixture

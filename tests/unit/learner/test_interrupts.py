@@ -53,7 +53,7 @@ def test_second_signal_ends_immediately_without_saving(fake_scheme, tmp_path):
 
 
 def test_signal_interrupts_an_update_that_waits_for_data(fake_scheme, tmp_path, monkeypatch):
-    monkeypatch.setattr("pytorchrl.learner.GRACE_S", 0.05)
+    monkeypatch.setattr("pytorchrl.learner.learner.GRACE_S", 0.05)
 
     def wait(scheme):
         if scheme.version == 2:
@@ -68,7 +68,7 @@ def test_signal_interrupts_an_update_that_waits_for_data(fake_scheme, tmp_path, 
 
 
 def test_signal_interrupts_the_last_evaluation_and_keeps_the_model(fake_scheme, tmp_path, monkeypatch):
-    monkeypatch.setattr("pytorchrl.learner.GRACE_S", 0.05)
+    monkeypatch.setattr("pytorchrl.learner.learner.GRACE_S", 0.05)
 
     def wait(timeout_s):
         os.kill(os.getpid(), signal.SIGINT)
@@ -82,7 +82,7 @@ def test_signal_interrupts_the_last_evaluation_and_keeps_the_model(fake_scheme, 
 
 
 def test_signal_while_starting_saves_nothing(fake_scheme, tmp_path, monkeypatch):
-    monkeypatch.setattr("pytorchrl.learner.GRACE_S", 0.05)
+    monkeypatch.setattr("pytorchrl.learner.learner.GRACE_S", 0.05)
 
     def never_ready():
         os.kill(os.getpid(), signal.SIGTERM)

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from pytorchrl import checkpoints
-from pytorchrl.checkpoints import CheckpointFiles, Written
+from pytorchrl.learner import checkpoints
+from pytorchrl.learner.checkpoints import CheckpointFiles, Written
 from pytorchrl.errors import ConfigError
-from pytorchrl.learner_options import LearnerOptions
+from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from tests.unit.learner.test_checkpoints import files, interrupt_after, make
 

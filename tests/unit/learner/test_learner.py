@@ -14,7 +14,7 @@ import pytest
 from pytorchrl.files.atomic import put_in_place
 from pytorchrl import PPO
 from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StartError, StoppedError
-from pytorchrl.learner import Learner
+from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.ledger import LedgerError
 from tests.unit.learner.fake_learners import make, records
 
@@ -296,7 +296,7 @@ def test_saving_needs_a_log_dir(fake_scheme):
 
 
 def test_evaluations_run_during_training_and_are_recorded(fake_scheme, tmp_path, monkeypatch):
-    monkeypatch.setattr("pytorchrl.learner._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("pytorchrl.learner.learner._LOOK_INTERVAL_S", 0.0)
     scheme = fake_scheme()
     with make(scheme, 100, tmp_path, eval_every=40, eval_episodes=2) as learner:
         learner.train()

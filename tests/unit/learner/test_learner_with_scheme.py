@@ -74,7 +74,7 @@ def test_update_algorithm_parameter_is_in_force_from_the_next_update(make_learne
 
 
 def test_evaluation_during_training_is_recorded_and_changes_nothing(make_learner, tmp_path, monkeypatch):
-    monkeypatch.setattr("pytorchrl.learner._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("pytorchrl.learner.learner._LOOK_INTERVAL_S", 0.0)
     states = []
     for number, options in enumerate(({"eval_every": 128, "eval_episodes": 3}, {})):
         with make_learner(512, overwrite=bool(number), **options) as learner:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl.measurements import Measurements
-from pytorchrl.targets import Target
+from pytorchrl.learner.measurements import Measurements
+from pytorchrl.learner.targets import Target
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from pytorchrl.reporting import (
+from pytorchrl.learner.reporting import (
     Means,
     Progress,
     RateWindow,
@@ -124,7 +124,7 @@ def test_progress_line_before_anything_is_known():
 
 def test_lines_outside_a_terminal_become_less_frequent(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("pytorchrl.reporting.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pytorchrl.learner.reporting.time.monotonic", lambda: now[0])
     stream = io.StringIO()
     progress = Progress(stream)
     for _ in range(400):

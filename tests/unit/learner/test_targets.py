@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytorchrl.targets import Due, Target
+from pytorchrl.learner.targets import Due, Target
 
 
 def target_of(steps, communication="synchronous", **options):

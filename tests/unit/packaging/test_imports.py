@@ -10,48 +10,33 @@ import pytest
 import pytorchrl
 from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, reads_source
 
-# Modules that every layer may import. Options are declared in every layer, so the module `options` belongs to
-# no layer.
-EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped",
-              "saved_files", "sealed_files", "sealed_lines", "appended_files", "exits", "turns")
-# The layers that each layer may import, in addition to itself and to the modules that every layer may import.
-ALLOWED = {
+# The folders (and files) directly in the package -> those that each of them may import; docs/developer/map.md says why.
+MAY_IMPORT = {
     "errors": set(),
-    "deprecation": set(),
-    "terminal": set(),
-    "tracebacks": set(),
-    "worker_names": set(),
-    "untyped": set(),
-    "saved_files": set(),
-    "sealed_lines": set(),
-    "sealed_files": set(),
-    "appended_files": set(),
-    "exits": set(),
-    "turns": set(),
-    "options": {"agent"},
-    "agent": set(),
-    "envs": {"agent"},
-    "runtime": set(),
-    "scheme": {"runtime", "agent"},
-    "learner": {"scheme", "agent"},
-    "cli": {"learner", "agent"},
-    "package": {"learner", "scheme", "agent"},
+    "support": {"errors"},
+    "files": {"errors", "support"},
+    "agent": {"errors", "support", "files"},
+    "envs": {"errors", "support", "files", "agent"},
+    "runtime": {"errors", "support", "files", "agent"},
+    "scheme": {"errors", "support", "files", "agent", "runtime"},
+    "monitor": {"errors", "support", "files"},
+    "analysis": {"errors", "support", "files", "monitor"},
+    "profile": {"errors", "support", "files", "monitor", "scheme"},
+    "export": {"errors", "support", "files", "agent"},
+    "callbacks": {"errors", "support", "files", "monitor", "scheme"},
+    "learner": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks"},
+    "training": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks", "export", "learner"},
+    "play": {"errors", "support", "files", "agent", "envs", "scheme", "training"},
+    "cli": {"errors", "support", "files", "agent", "envs", "scheme", "monitor", "analysis", "profile", "export",
+            "callbacks", "learner", "training", "play"},
+    "__main__": {"cli"},
 }
-# Modules that belong to the layer of `learner.py` and may use ready-made environments.
-LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
-                 "recipes", "descriptions", "background",
-                 "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
-                 "measurements", "work_shares", "configuration", "option_text", "analysis", "time_shares", "monitor",
-                 "callbacks", "learner_options", "acting", "export", "offline"}
+MOST_FOLDERS, MOST_FILES = 16, 4
 
 
-def layer_of(module):
-    if module == "pytorchrl.agent.options":
-        return "options"
-    name = [*module.split("."), ""][1]
-    if name in LEARNER_LAYER:
-        return "learner"
-    return {"": "package", "__main__": "cli", "__init__": "package"}.get(name, name)
+def room_of(module):
+    """Return the name of the folder or file directly in the package that contains a module."""
+    return module.split(".")[1]
 
 
 def imports_of(path):
@@ -65,22 +50,38 @@ def imports_of(path):
 
 
 @reads_source
-def test_layers_import_only_allowed_layers():
+def test_folders_import_only_those_that_they_may():
     wrong = []
     for path in MODULES:
-        own = layer_of(name_of(path))
-        allowed = ALLOWED[own] | {own, *EVERYWHERE} | ({"envs"} if own == "learner" else set())
-        for module in imports_of(path):
-            is_version = module in ("pytorchrl", "pytorchrl.__version__")
-            if module.split(".")[0] == "pytorchrl" and not is_version and layer_of(module) not in allowed:
-                wrong.append(f"{name_of(path)} imports {module}")
+        if path == PACKAGE / "__init__.py":  # names that are loaded on first use
+            continue
+        own = room_of(name_of(path))
+        wrong += [f"{name_of(path)} imports {module}" for module in imports_of(path)
+                  if module.startswith("pytorchrl.") and module != "pytorchrl.__version__"
+                  and room_of(module) not in MAY_IMPORT[own] | {own}]
     assert wrong == []
+
+
+def test_every_folder_has_a_rule_and_rules_allow_no_circle():
+    found = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"} - {
+        "__init__", "__pycache__"}
+    assert set(MAY_IMPORT) == found
+    placed = set()
+    for room, allowed in MAY_IMPORT.items():  # each room stands below the rooms that it may import
+        assert allowed <= placed, room
+        placed.add(room)
+
+
+def test_the_listing_is_short():
+    entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    assert sum(path.is_dir() for path in entries) <= MOST_FOLDERS
+    assert sum(path.is_file() for path in entries) <= MOST_FILES
 
 
 @reads_source
 def test_only_the_ray_runtime_imports_ray():
     importers = {name_of(path) for path in MODULES if any(m.split(".")[0] == "ray" for m in imports_of(path))}
-    assert importers == {"pytorchrl.runtime.ray_runtime"}
+    assert importers == {"pytorchrl.runtime.ray.runtime"}
 
 
 def test_public_names_are_sorted_unique_and_available():

@@ -150,7 +150,7 @@ def annotations_of(path):
 
 def untyped():
     """Return the names that `untyped.py` defines."""
-    module, *_ = nodes_of(PACKAGE / "untyped.py")
+    module, *_ = nodes_of(PACKAGE / "support" / "untyped.py")
     return {node.target.id for node in module.body if isinstance(node, ast.AnnAssign)}
 
 

@@ -15,7 +15,7 @@ from pytorchrl.cli import main
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime import CPU_RESOURCES
 from pytorchrl.runtime.machine import WORKER_BYTES, Machine, check_machine, this_machine
-from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.runtime.ray.runtime import RayRuntime
 
 ROOM_FOR_TEN = Machine(num_cpus=2, num_gpus=0, memory_bytes=10 * WORKER_BYTES + 1)
 
@@ -50,7 +50,7 @@ def no_ray(monkeypatch):
     # Connecting to a cluster may change environment variables, so the test uses a copy of them.
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("pytorchrl.runtime.ray_runtime.this_machine", lambda: ROOM_FOR_TEN)
+    monkeypatch.setattr("pytorchrl.runtime.ray.runtime.this_machine", lambda: ROOM_FOR_TEN)
     monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: self.options.address is None)
 
 

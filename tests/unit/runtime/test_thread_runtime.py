@@ -220,7 +220,7 @@ def test_a_handle_prints_its_name(runtime):
 
 
 def test_a_pickled_ray_runtime_has_no_connection():
-    from pytorchrl.runtime.ray_runtime import RayRuntime
+    from pytorchrl.runtime.ray.runtime import RayRuntime
 
     runtime = RayRuntime(RayRuntime.Options(address="somewhere:1", placement="colocate", faults="kill col.1"), seed=3,
                          is_recording=True)

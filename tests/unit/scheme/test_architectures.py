@@ -187,7 +187,7 @@ def test_train_accepts_r2d2_as_algorithm_and_architecture():
                   mini_batch_size=4, num_replay_workers=2, progress=False, seed=1)
     assert agent.summary["updates"] >= 1
     assert agent.summary["scheme"]["routing"] == "by_stream"
-    assert agent.agent.actor.options.recurrent_net == "gru"
+    assert agent.agent.actor_factory.options.recurrent_net == "gru"
 
 
 def test_the_command_line_accepts_r2d2(capsys):

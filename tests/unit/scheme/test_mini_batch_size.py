@@ -8,7 +8,7 @@ import torch
 from pytorchrl import APPO, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, VTraceBuffer, multi_agent
 from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import ConfigError
-from pytorchrl.training import make_learner
+from pytorchrl.training.training import make_learner
 
 
 class Watching(PPO):
@@ -94,7 +94,7 @@ def test_several_policies_have_no_common_batch_size():
 
 def test_the_option_of_train_replaces_num_mini_batch_of_the_preset():
     learner, agent = make_learner("ppo", "CartPole-v1", mini_batch_size=64, num_epochs=1, progress=False, seed=1)
-    assert agent.algorithm.options.mini_batch_size == 64
+    assert agent.algo_factory.options.mini_batch_size == 64
     with learner:
         learner.step()
         assert learner.scheme.update_worker.local_worker.algo.num_mini_batch == 16  # 8 environments x 128 steps / 64

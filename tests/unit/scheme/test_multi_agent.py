@@ -19,7 +19,7 @@ from pytorchrl.agent.multi.data import MultiBatch
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.envs.testing import ChangingAgents, CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
-from pytorchrl.reporting import Progress, progress_text
+from pytorchrl.learner.reporting import Progress, progress_text
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.transport.messages import Gradients

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, DQN, R2D2, PERBuffer, QActor, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, train
-from pytorchrl.composition import compose
+from pytorchrl.training.composition import compose
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.gradients.replay_source import ReplaySource
@@ -206,7 +206,7 @@ def test_train_accepts_kind_and_kind_changes_training():
                       num_steps=16, mini_batch_size=8, start_steps=200, max_replay_ratio=2.0, target_steps=800,
                       **settings)
         assert agent.summary["updates"] > 3
-        return agent.agent.storage.cls, agent.acting_state["q"].tolist()
+        return agent.agent.storage_factory.cls, agent.acting_state["q"].tolist()
     (storage, weights), again, (other, others) = run(kind="batch"), run(kind="batch"), run()
     assert (storage, weights) == again
     assert (storage, other) == (RolloutSequenceBuffer, SequenceBuffer)

@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.training import train
+from pytorchrl.training.training import train
 
 
 class WrongDtype(VectorEnv):

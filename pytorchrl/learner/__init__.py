@@ -1,0 +1,1 @@
+"""Drive a scheme until a target: measure, record, evaluate, save checkpoints, handle signals."""

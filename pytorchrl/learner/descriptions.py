@@ -1,0 +1,323 @@
+"""Describe options and factories as JSON, and build them again from their descriptions.
+
+Numbers, strings, booleans, lists and mappings are their own descriptions. Any other value is described by an object:
+
+| value | description |
+|---|---|
+| a factory | `{"__factory__": "module:Class", "options": {name: value, ...}}` |
+| a schedule | `{"schedule": [name, number, ...]}` |
+| a class or function | `{"__code__": "module:qualname"}` |
+| a `functools.partial` | `{"__partial__": [function, [argument, ...], {name: argument, ...}]}` |
+| a space of the environments | `{"__space__": ["observation_space"]}` or `["observation_space", policy]` |
+| a tuple in a mapping | `{"__tuple__": [item, ...]}`; a tuple anywhere else is described by a list |
+| a mapping with keys that are not strings | `{"__mapping__": [[key, value], ...]}` |
+| a number that is not finite | `{"__float__": "inf"}` |
+| anything else | `{"__other__": repr}`, from which no value can be built |
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import importlib.util
+import math
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from pytorchrl.agent.algorithms.registry import subclasses
+from pytorchrl.agent.env.vec_env import EnvFactory
+from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.options import Factory, Part, build_options
+from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
+from pytorchrl.envs.lookup import names_module
+from pytorchrl.errors import CheckpointError
+from pytorchrl.learner.options import LearnerOptions
+from pytorchrl.scheme.base.levels import as_keywords
+from pytorchrl.support.untyped import Json
+
+Find = Callable[[str], object]
+"""A function that finds a class or function by its reference: `find_imported` or `find_by_import`."""
+Spaces = Mapping[str, object]
+"""The spaces of the training environments, under the keys "observation_space" and "action_space"."""
+
+CODE, FACTORY = "__code__", "__factory__"
+_SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _FLOAT, _OTHER = (
+    "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__float__", "__other__")
+_SPECIAL = (CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _FLOAT, _OTHER)
+_BASES: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper)
+
+
+def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False) -> object:
+    """Return the description of a value. `from_json` is the inverse.
+
+    Args:
+        value: A value of an option, or a factory.
+        spaces: Spaces that are described by their names; None: no spaces.
+        exact: Whether to describe tuples as tuples. Otherwise, they are described as lists, which options accept in
+            place of tuples. Tuples in mappings are always described as tuples.
+    """
+    described = functools.partial(to_json, spaces=spaces, exact=exact)
+    if isinstance(value, Factory):
+        return {FACTORY: reference(value.cls),
+                "options": {name: to_json(option, spaces) for name, option in as_keywords(value.options).items()}}
+    if spaces is not None and (place := _place(value, spaces)):
+        return {_SPACE: place}
+    value = _simple(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {_FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Schedule):
+        return {_SCHEDULE: value.parts()}
+    if isinstance(value, (tuple, list)):
+        items = [described(item) for item in value]
+        return {_TUPLE: items} if exact and isinstance(value, tuple) else items
+    if isinstance(value, Mapping):
+        return _mapping(value, spaces)
+    if isinstance(value, functools.partial):
+        return {_PARTIAL: [described(value.func), described(value.args), to_json(value.keywords, spaces, exact=True)]}
+    named = reference(value) if callable(value) else ""
+    return {CODE: named} if named else {_OTHER: repr(value)}
+
+
+def _simple(value: object) -> object:
+    """Return a simpler value that options accept in place of `value`, such as a string in place of a path."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.function if isinstance(value, Computed) else value
+
+
+def _mapping(value: Mapping[object, object], spaces: Spaces | None) -> object:
+    items = [(key, to_json(item, spaces, exact=True)) for key, item in value.items()]
+    if all(isinstance(key, str) for key, _ in items) and not _is_special(dict(items)):
+        return dict(items)
+    return {_MAPPING: [[to_json(key, spaces, exact=True), item] for key, item in items]}
+
+
+def _is_special(value: Mapping[object, object]) -> bool:
+    """Return whether a mapping has a key that marks a description by `to_json`, for example of a schedule."""
+    return FACTORY in value or (len(value) == 1 and next(iter(value)) in _SPECIAL)
+
+
+def describe_agent(agent: Agent) -> dict[str, object]:
+    """Return all factories of an agent, with all their options, as JSON."""
+    spaces = spaces_of(agent.train_envs_factory)
+    factories = {name: factory for name, factory in agent.as_dict().items() if factory is not None}
+    return {name: _without_log_dir(factory) if isinstance(factory, EnvFactory) else to_json(factory, spaces)
+            for name, factory in factories.items()}
+
+
+def describe_learner(options: LearnerOptions) -> dict[str, object]:
+    """Return the options of a learner as JSON, except `log_dir` and `target_steps`."""
+    elsewhere = ("log_dir", "target_steps")
+    return {name: to_json(value) for name, value in as_keywords(options).items() if name not in elsewhere}
+
+
+def _without_log_dir(envs: EnvFactory) -> object:
+    """Describe a factory of environments, but omit `log_dir`, the directory for monitor files."""
+    options = {name: value for name, value in as_keywords(envs.options).items() if name != "log_dir"}
+    return {FACTORY: reference(envs.cls), "options": {name: to_json(value) for name, value in options.items()}}
+
+
+def spaces_of(envs: EnvFactory) -> Spaces:
+    """Return the spaces of environments, under the keys "observation_space" and "action_space"."""
+    return {"observation_space": envs.observation_space, "action_space": envs.action_space}
+
+
+def from_json(value: object, find: Find | None = None, spaces: Spaces | None = None, *, exact: bool = False) -> object:
+    """Build a value from its description. `to_json` is the inverse.
+
+    Args:
+        value: The description.
+        find: Function that finds a class or function by its reference; None means `find_imported`.
+        spaces: Spaces to which the description may refer.
+        exact: Whether lists stay lists. Otherwise, they become tuples. Lists in mappings always stay lists.
+
+    Raises:
+        CheckpointError: The code is not found, or no value can be built from the description.
+        ConfigError: An option of a factory is unknown or not allowed.
+    """
+    if isinstance(value, list):
+        items = [from_json(item, find, spaces, exact=exact) for item in value]
+        return items if exact else tuple(items)
+    if not isinstance(value, dict):
+        return value
+    if FACTORY in value:
+        return factory_from_json(value, find, spaces)
+    if _is_special(value):
+        (key, content), = value.items()
+        return _special(key, content, find, spaces)
+    return {key: from_json(item, find, spaces, exact=True) for key, item in value.items()}
+
+
+def _special(key: str, content: object, find: Find | None, spaces: Spaces | None) -> object:
+    if key == CODE:
+        return (find or find_imported)(str(content))
+    if key == _FLOAT:
+        return float(str(content))
+    if not isinstance(content, list):
+        raise CheckpointError(f"no value can be built from {content}")
+    if key == _SCHEDULE:
+        return schedule_of(content)
+    if key == _SPACE:
+        found: object = spaces
+        for name in content:
+            found = mapping(found)[str(name)]
+        return found
+    given: Json = [from_json(item, find, spaces, exact=True) for item in content]
+    if key == _TUPLE:
+        return tuple(given)
+    if key == _MAPPING:
+        return dict(given)
+    function, arguments, named = given
+    return functools.partial(function, *arguments, **named)
+
+
+def factory_from_json(
+    description: Mapping[str, object], find: Find | None = None, spaces: Spaces | None = None,
+) -> Factory[object]:
+    """Build a factory from its description; see `from_json` for the arguments and errors."""
+    cls = part_of(description, find)
+    return Factory(cls, build_options(cls, options_of(description, find, spaces)))
+
+
+def part_of(description: Mapping[str, object], find: Find | None = None) -> type:
+    """Return the class to which the description of a factory refers; the class must be a part of an agent.
+
+    Raises:
+        CheckpointError: The class is not found, or is not a part of an agent.
+    """
+    found = (find or find_imported)(str(description[FACTORY]))
+    if not (isinstance(found, type) and hasattr(found, "Options")):
+        raise CheckpointError(f"{description[FACTORY]} is not a part of an agent")
+    return found
+
+
+def options_of(
+    description: Mapping[str, object], find: Find | None = None, spaces: Spaces | None = None,
+) -> dict[str, object]:
+    """Return the options in a description of a factory; see `from_json` for the other arguments and the errors."""
+    return {name: from_json(option, find, spaces) for name, option in mapping(description["options"]).items()}
+
+
+def mapping(value: object) -> Mapping[str, object]:
+    """Return `value`, an entry of a JSON file, if it is a mapping; otherwise, raise `TypeError`."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected a mapping, got {value!r:.100}")
+    return value
+
+
+def code_in(value: object) -> list[str]:
+    """Return the values of the keys `__code__` and `__other__` in a description, at any depth.
+
+    A value of `__code__` is a reference to code. A value of `__other__` is the `repr` of an object that cannot be
+    built from the description.
+    """
+    if isinstance(value, list):
+        return [text for item in value for text in code_in(item)]
+    if isinstance(value, dict):
+        own = [str(value[key]) for key in (CODE, _OTHER) if key in value]
+        return own + [text for item in value.values() for text in code_in(item)]
+    return []
+
+
+def reference(value: object) -> str:
+    """Return `module:qualname` of a class or function; return an empty string for a value without a name.
+
+    A class or function of the running script belongs to the module `__main__`. Its reference names the script's file
+    instead, which another process in the same directory can import.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return ""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else module
+    return f"{module}:{name}"
+
+
+def _place(value: object, spaces: Spaces) -> list[str]:
+    """Return the keys under which `spaces` contains `value`; return an empty list if it does not contain `value`."""
+    for name, space in spaces.items():
+        if type(value) is type(space) and value == space:
+            return [name]
+        of_policies = space if isinstance(space, Mapping) else {}
+        for policy, part in of_policies.items():
+            if type(value) is type(part) and value == part:
+                return [name, policy]
+    return []
+
+
+def find_imported(reference: str) -> object:
+    """Return the imported class to which `reference` refers: a network, optimizer, environment, wrapper or agent part.
+
+    The function only compares `reference` with the names of imported classes. Looking `reference` up in a module could
+    execute the module's code, and could find functions such as `os.system`.
+
+    Raises:
+        CheckpointError: There is no such class.
+    """
+    for base in _BASES:
+        for cls in subclasses(base):
+            if reference in _references(cls):
+                return cls
+    raise CheckpointError(f"{reference} is a function, or a class that this process has not imported")
+
+
+def _references(cls: type) -> tuple[str, str]:
+    """Return two references to a class. For a class of the running script, they differ: `__main__:C` and `script:C`."""
+    return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
+
+
+def find_by_import(reference: str) -> object:
+    """Import the module of a class or function, which executes the module's code, and return the class or function.
+
+    Raises:
+        CheckpointError: The module cannot be imported, or has no such name.
+    """
+    module, _, name = reference.partition(":")
+    if "<" in name:
+        raise CheckpointError(f"{reference} was defined inside a function, so it cannot be imported; define it at the "
+                              "top of a module")
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except Exception as error:
+        raise CheckpointError(f"{reference} cannot be imported ({type(error).__name__}: {error}); run from the folder "
+                              "that contains the module, or add that folder to PYTHONPATH") from error
+
+
+def check_environment(env: object) -> None:
+    """Refuse an environment id if Gymnasium or PettingZoo would import a module that belongs to no installed package.
+
+    Modules that this process has already imported, and modules of installed packages, are accepted. Any other module,
+    for example in the working directory, is refused, because importing it would execute its code.
+
+    Raises:
+        CheckpointError: The module is neither imported nor part of an installed package.
+    """
+    if not isinstance(env, str) or not (":" in env or names_module(env)):
+        return
+    module = env.partition(":")[0]
+    if module in sys.modules:
+        return
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])  # a dotted name would import the package
+    except ValueError:
+        spec = None
+    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    found = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
+    places = [Path(place).resolve() for place in found if place is not None]
+    if not all(any(folder in place.parents for folder in folders) for place in places):
+        raise CheckpointError(f"the environment {env!r} is code in the module {module!r}, which this process has not "
+                              "imported and which belongs to no installed package")

@@ -1,0 +1,1 @@
+"""Find where the time of a run goes: for each kind of work, and for each thread and worker."""

@@ -1,0 +1,244 @@
+"""Compose an agent, a scheme and a learner from the options of `train`.
+
+Each option has exactly one owner, to which it is passed: a part of the agent, the scheme or the learner. The flags of
+the command line are built from the same list of options; see `option_specs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.algorithms.registry import Registration, registration_of
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.fit import check_algorithm_space
+from pytorchrl.agent.multi.compose import multi_agent
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.names import Known, meaning, refuse_unknown
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.storages import ReplayBuffer, Storage
+from pytorchrl.errors import ConfigError
+from pytorchrl.learner.learner import Learner
+from pytorchrl.support.untyped import OptionValue, UserPart
+from pytorchrl.training import presets
+from pytorchrl.training.scheme_options import scheme_options
+
+EnvSource = str | Callable[..., object]
+"""The argument `env` of `train`: an id, or a function that makes one environment."""
+
+# Options that are renamed in `train`: for each part, a mapping from the name in the part to the name in `train`.
+_RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
+_RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
+_NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
+_EVALUATION_ENVS = 8
+_POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
+    typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
+
+
+_KINDS = (None, "sequence", "batch")
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One option of `train`.
+
+    Attributes:
+        name: Name of the option in `train` and in `run.json`.
+        part: Owner of the option: environments, actor, algorithm, storage, scheme or learner.
+        own_name: Name of the option in that part.
+        hint: Type of the option, as `typing.get_type_hints` returns it.
+        default: Default of the option.
+        help: Description in one or two sentences.
+        choices: All allowed values, if they are a closed set; otherwise None.
+        group: Group of the option in `--help`. For an option of the scheme, this is a key of `scheme_options.GROUPS`;
+            for other options, it is the same as `part`.
+        is_users: Whether a class outside this package declares the option.
+    """
+
+    name: str
+    part: str
+    own_name: str
+    hint: Any  # the hint is a type or a special form of typing
+    default: object
+    help: str
+    choices: tuple[object, ...] | None = None
+    group: str = ""
+    is_users: bool = False
+
+
+def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
+    """Return all options of `train(algorithm, ...)`, by name.
+
+    Raises:
+        ConfigError: There is no such algorithm, or two parts have an option of the same name.
+    """
+    return _specs_of(registration_of(algorithm))
+
+
+def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
+    parts: dict[str, type] = {
+        "learner": Learner, "algorithm": registration.algorithm,
+        "storage": registration.prioritized_storage or registration.storage, "actor": registration.actor,
+        "environments": VecEnv}
+    found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
+    found += [OptionSpec(
+        option.name, "scheme", option.name, option.hint, option.default, option.help, option.choices, option.group)
+        for option in scheme_options()]
+    if registration.prioritized_storage is not None:
+        found.append(OptionSpec(
+            name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False, group="storage",
+            help="Sample transitions with large TD errors more often; alpha, beta and priority_epsilon set how much."))
+    if registration.rollout_storage is not None:
+        found.append(OptionSpec(
+            name="kind", part="storage", own_name="kind", hint=str | None, default=None, choices=_KINDS, group="replay",
+            help="Data that replay shards sample: \"sequence\" (the default) or, for whole rollouts, \"batch\"."))
+    found.append(OptionSpec(
+        name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
+        help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
+             "agent (independent), or a mapping from agent to policy."))
+    if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # else, `ReplayBuffer` declares the option
+        found.append(OptionSpec(
+            name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
+            help="Env steps that all replay shards store in total; used with num_replay_workers.", group="replay"))
+    specs: dict[str, OptionSpec] = {}
+    for spec in found:
+        if spec.name in specs:
+            raise ConfigError(f"{spec.name!r} is an option of the {spec.part} and of the {specs[spec.name].part}; "
+                              f"rename it in {registration.algorithm.__name__} or in the part that it is registered "
+                              "with")
+        specs[spec.name] = spec
+    return specs
+
+
+def known_names(algorithm: str | type[Algorithm]) -> Known:
+    """Return, for each option of `train(algorithm, ...)`, its part and its name in that part; see `Known`."""
+    return _known(registration_of(algorithm))
+
+
+def _known(registration: Registration) -> Known:
+    of_storage = (registration.prioritized_storage or registration.storage).home
+    specs = _specs_of(registration).values()
+    return {"env": ("environments", "env_fn"),
+            **{spec.name: (of_storage if spec.part == "storage" else spec.part, spec.own_name) for spec in specs}}
+
+
+def _declared(part: str, owner: type) -> list[OptionSpec]:
+    options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # all parts have `Options`
+    renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
+    if issubclass(owner, ReplayBuffer):
+        renamed = _RENAMED_IN_REPLAY
+    return [
+        OptionSpec(
+            name=renamed.get(name, name), part=part, own_name=name, hint=declaration.type,
+            default=None if declaration.is_required else declaration.default, help=declaration.help,
+            choices=declaration.choices, group=part, is_users=not _is_ours(_declaring(options, name)))
+        for name, declaration in options.declarations().items() if name not in left_out
+    ]
+
+
+def _declaring(options: type[BaseOptions], name: str) -> type:
+    """Return the most derived class that declares an option."""
+    return next(cls for cls in options.__mro__ if name in vars(cls).get("__annotations__", {}))
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
+
+
+def compose(
+    algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
+) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
+    """Complete `options` from the preset for `algorithm` and `env`, and divide them among agent, scheme and learner.
+
+    Returns:
+        The agent, the scheme's keyword arguments, and the learner's options (including `target_steps`).
+
+    Raises:
+        ConfigError: An option is unknown or wrong; the message suggests the nearest known option.
+    """
+    registration = registration_of(algorithm)
+    specs = _specs_of(registration)
+    chosen = {**presets.preset(registration.name, env, options), **options}
+    refuse_unknown(chosen, _known(registration))
+    parts: dict[str, dict[str, OptionValue]] = {spec.part: {} for spec in specs.values()}
+    for name, value in chosen.items():
+        parts[specs[name].part][specs[name].own_name] = value
+    try:
+        train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
+        agent = Agent(*_factories(registration, train_envs, parts), train_envs, test_envs)
+    except ConfigError as error:
+        raise type(error)(_in_users_words(str(error), specs.values())) from error
+    return agent, parts["scheme"], parts["learner"]
+
+
+def _factories(
+    registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
+) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
+    """Return the factories of algorithm, actor and storage. If there are several policies, all use the same options."""
+    algorithm = registration.algorithm.create_factory(**parts["algorithm"])
+    make_actor: Callable[..., Factory[Actor]] = (
+        registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
+    of_actor = dict(parts["actor"])
+    storage = storage_factory(registration, parts["storage"])
+    if not isinstance(envs, MultiAgentEnvFactory):
+        check_algorithm_space(registration.algorithm, envs.action_space)
+        return algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), storage
+    checkpoint = of_actor.pop("checkpoint", None)  # one model file for all policies, passed to `multi_agent`
+    return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
+
+
+def storage_factory(registration: Registration, options: Mapping[str, OptionValue]) -> Factory[UserPart]:
+    """Return the factory of the storage that an algorithm is registered with.
+
+    Args:
+        registration: The algorithm.
+        options: Options of the storage, and possibly `prioritized` and `kind`; `kind="batch"` chooses the storage of
+            whole rollouts.
+
+    Raises:
+        ConfigError: An option is wrong, or has no effect in this storage.
+    """
+    own = dict(options)
+    kind = own.pop("kind", None)
+    if kind not in _KINDS:
+        raise ConfigError(f"kind must be one of {list(_KINDS)}, got {kind!r}")
+    if kind == "batch" and registration.rollout_storage is not None:
+        return _factory_without(
+            registration.rollout_storage, own, "whole rollouts are drawn uniformly; leave out kind='batch'")
+    if registration.prioritized_storage is None:
+        return registration.storage.create_factory(**own)
+    is_prioritized = own.pop("prioritized", False)
+    if not isinstance(is_prioritized, bool):
+        raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
+    if is_prioritized:
+        return registration.prioritized_storage.create_factory(**own)
+    # The user may have meant an option of the algorithm: in other libraries, `alpha` is the entropy weight of SAC.
+    others = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
+    hints = "".join(meaning(name, others) for name in own)
+    return _factory_without(registration.storage, own, f"transitions are drawn uniformly; add prioritized=True{hints}")
+
+
+def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[UserPart]:
+    """Return a factory of `storage`; raise `ConfigError` with the reason `why` for options that `storage` lacks."""
+    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # always defined
+    if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
+        raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
+    return storage.create_factory(**options)
+
+
+def _in_users_words(text: str, specs: Iterable[OptionSpec]) -> str:
+    """Replace the names of environment and storage options in an error message by the names that `train` uses."""
+    for spec in specs:
+        if spec.part in ("environments", "storage") and spec.own_name != spec.name:
+            text = re.sub(rf"\b{spec.own_name}(?= must\b)|(?<= needs ){spec.own_name}$", spec.name, text)
+    return text

@@ -1,0 +1,316 @@
+"""Read and write configuration files: the algorithm, the environment and the options of a run, and sweeps over options.
+
+A configuration is a TOML file. Its keys are `algorithm`, `env` and the names of options, as in `train`. Text values are
+written as on the command line. The table `sweep` contains a list of values for each swept option. The `run.json` of a
+run that `train` or the command line has started is a configuration, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pytorchrl.agent.algorithms.registry import registration_of
+from pytorchrl.agent.names import suggestion
+from pytorchrl.agent.option_values import parser_for
+from pytorchrl.agent.schedules import Schedule
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.files.atomic import parse_json, put_in_place, read_text
+from pytorchrl.files.run_directory import check_description
+from pytorchrl.learner.descriptions import code_in, from_json, mapping
+from pytorchrl.training.composition import OptionSpec, known_names, option_specs
+
+SWEEP = "sweep"
+"""Name of the table of swept options."""
+_LARGEST_BYTES = 1_000_000
+_OF_RUN = ("log_dir", "overwrite", "resume")
+"""Options that belong to one run, so they are neither saved in a configuration nor read from a `run.json`."""
+
+
+class ConfigFile:
+    """The contents of a configuration file.
+
+    Attributes:
+        path: Path of the file, for messages.
+        algorithm: Name of the algorithm, or "module:Class"; None if the file has none.
+        env: Id of the environment; None if the file has none.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read a file.
+
+        Raises:
+            ConfigError: The file cannot be read, or is not a configuration.
+        """
+        self.path = os.fspath(path)
+        text = _text_of(Path(path))
+        self._lines = [] if self.path.endswith(".json") else text.split("\n")
+        entries = _entries_of_run(self.path, text) if self.path.endswith(".json") else _parsed(self.path, text)
+        self.algorithm, self.env = self._take_text(entries, "algorithm"), self._take_text(entries, "env")
+        sweep = entries.pop(SWEEP, {})
+        if not isinstance(sweep, dict):
+            raise ConfigError(f"{self.where(SWEEP)}: sweep must be a table of lists, got {sweep!r}")
+        self._sweep: dict[str, object] = sweep
+        self._entries = entries
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the file contains swept options."""
+        return bool(self._sweep)
+
+    def where(self, name: str, *, swept: bool = False) -> str:
+        """Return the path of the file and, if the line is known, the number of the line that sets an option.
+
+        If `swept` is true, this is the line in the table `sweep`.
+        """
+        key = re.compile(rf"""\s*(?P<quote>["']?){re.escape(name)}(?P=quote)\s*=|\s*\[\s*{re.escape(name)}\s*\]""")
+        in_sweep = False
+        for number, line in enumerate(self._lines, start=1):
+            in_sweep = in_sweep or re.match(rf"\s*\[\s*{SWEEP}\s*\]", line) is not None
+            if key.match(line) and (in_sweep == swept or name == SWEEP):
+                return f"{self.path}, line {number}"
+        return self.path
+
+    def options(self, algorithm: str) -> dict[str, object]:
+        """Return the options as arguments of `train`, without the swept options.
+
+        Raises:
+            ConfigError: An option is unknown, or a value has the wrong type. The message names the line of each error.
+        """
+        specs = option_specs(algorithm)
+        self._refuse_unknown(algorithm, specs)
+        return self._values(self._entries, specs)
+
+    def runs(self, algorithm: str) -> list[dict[str, object]]:
+        """Return the swept options of each run, for all combinations of values; without a sweep, one empty mapping.
+
+        Raises:
+            ConfigError: A swept option is unknown, is set outside the sweep too, or has no list of values.
+        """
+        specs = option_specs(algorithm)
+        self._refuse_unknown(algorithm, specs)
+        problems = [
+            f"{self.where(name, swept=True)}: {name} is set in [sweep] and outside it; remove one of the two"
+            for name in self._sweep if name in self._entries]
+        problems += [
+            f"{self.where(name, swept=True)}: {name} in [sweep] must be a list of at least one value, got {value!r}"
+            for name, value in self._sweep.items() if not isinstance(value, list) or not value]
+        _refuse(problems)
+        columns = [
+            [self._values({name: value}, specs, swept=True) for value in values]
+            for name, values in self._sweep.items() if isinstance(values, list)]
+        return [dict(itertools.chain.from_iterable(choice.items() for choice in combination))
+                for combination in itertools.product(*columns)]
+
+    def located(self, error: ConfigError, names: Iterable[str]) -> ConfigError:
+        """Return `error` with a longer message, which says where the file sets the options that the message mentions.
+
+        Options that are not in `names` are ignored.
+        """
+        text = str(error)
+        places = [f"{name}: {self.where(name)}" for name in names
+                  if name in self._entries and re.search(rf"\b{re.escape(name)}\b", text)]
+        return type(error)(f"{text} ({'; '.join(places)})") if places else error
+
+    def _take_text(self, entries: dict[str, object], name: str) -> str | None:
+        value = entries.pop(name, None)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{self.where(name)}: {name} must be a string, got {value!r}")
+        return value
+
+    def _refuse_unknown(self, algorithm: str, specs: Mapping[str, OptionSpec]) -> None:
+        known = known_names(algorithm)
+        found = [(name, False) for name in self._entries] + [(name, True) for name in self._sweep]
+        _refuse(f"{self.where(name, swept=swept)}: there is no option {name!r}{suggestion(name, known)}"
+                for name, swept in found if name not in specs)
+
+    def _values(self, entries: Mapping[str, object], specs: Mapping[str, OptionSpec], *,
+                swept: bool = False) -> dict[str, object]:
+        found, problems = dict[str, object](), []
+        for name, raw in entries.items():
+            value = _value(specs[name], raw)
+            if isinstance(value, _Problem):
+                problems.append(f"{self.where(name, swept=swept)}: {name}: {value}")
+            found[name] = value
+        _refuse(problems)
+        return found
+
+
+def load_config(path: str | os.PathLike[str]) -> dict[str, object]:
+    """Return the contents of a configuration file as arguments of `train`: `train(**load_config("run.toml"))`.
+
+    Args:
+        path: A TOML file, or the `run.json` of an earlier run.
+
+    Raises:
+        ConfigError: The file cannot be read, is not a configuration, lacks the algorithm or the environment, contains
+            a wrong option, or describes several runs; for several runs, call `load_sweep`.
+    """
+    runs = load_sweep(path)
+    if len(runs) > 1:
+        raise ConfigError(f"{os.fspath(path)} describes {len(runs)} runs; use load_sweep, which returns all of them")
+    return runs[0]
+
+
+def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
+    """Return the arguments of `train` for each run of a configuration file; see `load_config`."""
+    file = ConfigFile(path)
+    missing = [name for name, value in (("algorithm", file.algorithm), ("env", file.env)) if value is None]
+    if missing or file.algorithm is None:
+        raise ConfigError(f"{file.path} needs {' and '.join(missing)}, such as algorithm = \"ppo\" and "
+                          "env = \"CartPole-v1\"")
+    common = {"algorithm": file.algorithm, "env": file.env, **file.options(file.algorithm)}
+    return [{**common, **own} for own in file.runs(file.algorithm)]
+
+
+def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options: Mapping[str, object]) -> None:
+    """Write arguments of `train` to a file for `load_config`; omit arguments that concern one run, such as `log_dir`.
+
+    Args:
+        path: The TOML file, which is overwritten.
+        algorithm: Name of the algorithm.
+        env: Id of the environment.
+        options: Options of `train`.
+
+    Raises:
+        ConfigError: A value cannot be written as text, such as a function, or None in a list; or the file cannot be
+            written.
+    """
+    specs, lines = option_specs(algorithm), [f"algorithm = {_quoted(algorithm)}", f"env = {_quoted(env)}"]
+    order = list(specs)
+    group = None
+    for name in sorted(options.keys() - set(_OF_RUN), key=order.index):
+        if specs[name].group != group:
+            group = specs[name].group
+            lines += ["", f"# {group}"]
+        lines.append(f"{name} = {_toml(name, options[name])}")
+    try:
+        with put_in_place(Path(path)) as file:
+            file.write("\n".join([*lines, ""]).encode("utf-8"))
+    except (OSError, UnicodeEncodeError) as error:
+        raise ConfigError(f"the configuration cannot be written to {os.fspath(path)!r}: {error}") from error
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path, _LARGEST_BYTES)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{os.fspath(path)!r} is not a text file in UTF-8: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the configuration {os.fspath(path)!r} cannot be read: {error}") from error
+
+
+def _parsed(path: str, text: str) -> dict[str, object]:
+    try:
+        tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError as error:
+        raise ConfigError("TOML files need Python 3.11 or newer, or the package tomli; use the run.json of a run "
+                          "instead") from error
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error or 'it is nested too deeply'}") from error
+
+
+def _entries_of_run(path: str, text: str) -> dict[str, object]:
+    """Return the entries of a `run.json`: its algorithm, environment, options and seed."""
+    try:
+        run = mapping(parse_json(text, path))
+        check_description(run)
+        recipe, seed = mapping(run["recipe"]), run["seed"]
+        given = dict(mapping(recipe.get("options", {})))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not the run.json of a run: {error}") from error
+    if not recipe:
+        raise ConfigError(f"the run of {path} was composed in Python, so its settings are not those of `train`")
+    if code := [name for name, value in given.items() if code_in(value)]:
+        raise ConfigError(f"the run of {path} was given code in Python, which a configuration cannot contain: "
+                          f"{', '.join(code)}")
+    options = {name: value for name, value in given.items() if name not in _OF_RUN}
+    return {**options, "seed": seed, "algorithm": recipe.get("algorithm"), "env": recipe.get("env")}
+
+
+class _Problem(str):
+    """The reason why a value in a file cannot be the value of an option."""
+
+    __slots__ = ()
+
+
+def _value(spec: OptionSpec, raw: object) -> object:
+    """Convert a value of the file to the type of the option; its range is checked later."""
+    parse = parser_for(spec.hint)
+    if parse is None:
+        return _Problem("its values are code, so it can only be given in Python")
+    if raw is None or isinstance(raw, bool):
+        return raw
+    if isinstance(raw, (int, float, str)):
+        try:
+            return parse(raw if isinstance(raw, str) else repr(raw))
+        except argparse.ArgumentTypeError as error:
+            return _Problem(str(error))
+    if isinstance(raw, list):
+        # A list of pairs is kept as a list, because it contains the points of a schedule; other lists become tuples.
+        pairs = [tuple(item) for item in raw if isinstance(item, list)]
+        return pairs if pairs and len(pairs) == len(raw) else tuple(raw)
+    if isinstance(raw, dict):
+        try:
+            return from_json(raw)
+        except (CheckpointError, LookupError, TypeError, ValueError, OverflowError) as error:
+            return _Problem(f"no value can be built from {raw!r:.100}: {error}")
+    return _Problem(f"expected a string, a number, a list or a table, got {raw!r}")
+
+
+def _toml(name: str, value: object) -> str:
+    if isinstance(value, Schedule):
+        parts = value.parts()
+        if any(isinstance(part, str) for part in parts[1:]):
+            raise ConfigError(f"{name} is a schedule that a function computes, so it cannot be written to a file")
+        return _quoted(":".join(map(str, parts)))
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, (int, str)):
+        return _quoted(value.value if hasattr(value, "value") else value)
+    if isinstance(value, os.PathLike):
+        return _quoted(os.fspath(value))
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(_toml_inside(name, item) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_quoted(str(key))} = {_toml_inside(name, item)}' for key, item in value.items())}}}"
+    raise ConfigError(f"{name}={value!r} is code, so it cannot be written to a file")
+
+
+def _toml_inside(name: str, value: object) -> str:
+    """Return a value of a list or table as TOML; None is refused, because "none" is a usual text there."""
+    if value is None:
+        raise ConfigError(f"{name} contains None, which TOML cannot express in a list or table")
+    return _toml(name, value)
+
+
+def _quoted(value: str | int) -> str:
+    """Return a text or whole number as TOML, which differs from JSON in two escapes: surrogate pairs and DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if problems := list(problems):
+        raise ConfigError("; ".join(problems))
+
+
+def check_algorithm(file: ConfigFile) -> None:
+    """Raise `ConfigError` if the file names an algorithm that does not exist; the message names the line."""
+    if file.algorithm is not None:
+        try:
+            registration_of(file.algorithm)
+        except ConfigError as error:
+            raise ConfigError(f"{file.where('algorithm')}: {error}") from error

@@ -1,0 +1,317 @@
+"""Train an agent with one call, `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`, and load a saved agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, Memory
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.algorithms.registry import registration_of
+from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.env.aliases import Observation
+from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.options import build_options
+from pytorchrl.agent.policy import Policy
+from pytorchrl.agent.seeding import check_seed
+from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
+from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
+from pytorchrl.files.tensors import MODEL_FORMAT, acting_state_of, read_sealed, save
+from pytorchrl.learner.learner import Learner
+from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.scheme.architectures import PRESETS
+from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import MetricsDict, OptionValue
+from pytorchrl.training import presets, recipes
+from pytorchrl.training.composition import EnvSource, compose
+
+# Options that are not written to `run.json`, because callbacks are code.
+_OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
+# The largest accepted size of a model file, in bytes, is the size of the tensors that the agent expects, times
+# `_MODEL_FACTOR` (the file may have tensors of another precision), plus `_MODEL_BYTES`.
+_MODEL_FACTOR = 2
+_MODEL_BYTES = 1 << 20
+
+if TYPE_CHECKING:
+    from pytorchrl.export import Exported, Exporter
+
+
+def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
+    """Return a learner that has not started, and its agent; the options are those of `train`."""
+    registration = registration_of(algorithm)
+    agent, scheme_options, learner_options = compose(registration.algorithm, env, options)
+    log_dir = build_options(Learner, learner_options).log_dir
+    if log_dir is None and options.get("info_keywords"):
+        raise ConfigError("info_keywords needs a log_dir, because it adds columns to the monitor files there")
+    scheme = _constructor(scheme_options.pop("preset", None))(
+        agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+        agent.test_envs_factory, **scheme_options)
+    given = {name: value for name, value in options.items() if name not in _OF_CALLBACKS}
+    recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, given), **given})
+    run_name = None
+    if log_dir is not None and is_directory_of_runs(log_dir):
+        run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
+    learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
+    if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
+        monitored = _monitored(agent.train_envs_factory, learner.log_dir)
+        scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
+    return learner, agent
+
+
+def _constructor(preset: str | None) -> Callable[..., Scheme]:
+    """Return the constructor of the architecture called `preset`, or `Scheme` itself if `preset` is None."""
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
+    return Scheme if preset is None else getattr(Scheme, preset)
+
+
+def named_settings(preset: str) -> dict[str, object]:
+    """Return the settings of the architecture called `preset`; empty if no architecture has this name."""
+    return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
+
+
+def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
+    """Return a factory like `envs`, whose environments also write monitor files to the directory of the run."""
+    # The path is absolute, because workers may have another working directory.
+    path = os.path.abspath(os.path.expanduser(log_dir))
+    return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
+
+
+@brief_errors
+def train(
+    algorithm: str | type[Algorithm], env: EnvSource, *, target_steps: int | None = None,
+    log_dir: str | os.PathLike[str] | None = None, **options: OptionValue,
+) -> TrainedAgent:
+    """Train an agent and stop its workers.
+
+        agent = pytorchrl.train("ppo", "CartPole-v1", target_steps=200_000)
+        print(agent.return_mean, agent.evaluate(100).return_mean)
+
+    Args:
+        algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
+            class; or "module:Class".
+        env: A gymnasium id; a class or function that makes one environment; or the name of a module with `parallel_env`
+            (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
+        target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
+        log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
+            new directory in it, such as `runs/ppo-CartPole-v1-1`. If it is None, no files are written.
+        **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
+            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
+            policies to several agents: "shared", "independent", or a mapping or function from agent to policy. If `env`
+            is a class or function, `policies` also declares that its environments have several agents.
+
+    Returns:
+        The trained agent, with the run's figures.
+
+    Raises:
+        ConfigError: An option is unknown or wrong; nothing has been started.
+        PyTorchRLError: Training failed.
+    """
+    given = {"target_steps": target_steps, "log_dir": log_dir}
+    learner, agent = make_learner(algorithm, env, **options, **{k: v for k, v in given.items() if v is not None})
+    with learner:
+        learner.train()
+        acting_state = learner.scheme.acting_state()
+    return TrainedAgent(
+        agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(),
+        log_dir=learner.log_dir)
+
+
+@brief_errors
+def load(
+    run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
+    trust: bool = False,
+) -> TrainedAgent:
+    """Return the agent that `train`, `pytorchrl train` or a `Learner` saved in the directory of a run.
+
+    Args:
+        run_dir: Directory of a single run, such as the `log_dir` of a `TrainedAgent` or a `Learner`; `~` is expanded.
+        model: Name of the model in that directory, without `.pt`.
+        algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
+            names, which must be in this package or already imported by this process.
+        trust: Whether to import, and thereby execute, code that the run names, such as the function that makes its
+            environments. If not, only classes that this process has already imported are used. Set it only for runs
+            whose author you trust.
+
+    Raises:
+        CheckpointError: There is no run or no such model, the files cannot be read, or the run needs code that is not
+            imported.
+        ConfigError: `algorithm` is not an algorithm.
+    """
+    run_dir = Path(run_dir).expanduser()
+    agent, seed = recipes.read(run_dir, algorithm, trust=trust)
+    path = run_dir / f"{model}.pt"
+    try:
+        algorithm_for_acting = agent.algo_factory(device="cpu", actor=agent.actor_factory(device="cpu", seed=0), seed=0)
+    except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
+        # If memory is lacking, torch may append a C++ stack trace to the message. Keep only the first line.
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
+                              f"{type(error).__name__}: {reason}") from error
+    expected = algorithm_for_acting.acting_state().values()
+    largest = _MODEL_FACTOR * sum(tensor.nbytes for tensor in expected) + _MODEL_BYTES
+    state = acting_state_of(read_sealed(path, "model", largest), f"model {str(path)!r}")
+    try:
+        algorithm_for_acting.load_acting_state(state)
+    except WeightsError as error:
+        raise CheckpointError(
+            f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
+    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=run_dir)
+
+
+class TrainedAgent:
+    """A trained policy with its test environments.
+
+    Attributes:
+        agent: The factories of the agent.
+        acting_state: Tensors that acting needs, by name: parameters and the statistics of normalizers.
+        seed: Seed of the experiment.
+        summary: Figures of the run, as `pytorchrl train --json` prints them; empty after `load`.
+        log_dir: Directory of the run; None if no files were written.
+    """
+
+    def __init__(
+        self, *, agent: Agent, acting_state: Mapping[str, torch.Tensor], seed: int,
+        summary: MetricsDict | None = None, log_dir: Path | None = None,
+    ) -> None:
+        self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
+        self.summary, self.log_dir = dict(summary or {}), log_dir
+        self._exporter: Exporter | None = None
+
+    def __repr__(self) -> str:
+        """Return text that shows the agent's factories and, if known, the mean return and the directory of the run."""
+        shown = {"algorithm": self.agent.algo_factory, "actor": self.agent.actor_factory,
+                 "envs": self.agent.play_envs}
+        figures = [] if self.return_mean is None else [f"return_mean={self.return_mean:.1f}"]
+        figures += [] if self.log_dir is None else [f"log_dir={str(self.log_dir)!r}"]
+        return f"TrainedAgent({', '.join([*(f'{name}={part!r}' for name, part in shown.items()), *figures])})"
+
+    @property
+    def return_mean(self) -> float | None:
+        """The mean raw return of the last 100 training episodes; None if no episode has ended, or after `load`."""
+        return self.summary.get("return_mean")
+
+    def evaluate(
+        self, num_episodes: int = 10, *, deterministic: bool = True, seed: int | None = None,
+        envs: EnvFactory | None = None,
+    ) -> Evaluation:
+        """Play whole episodes in the test environments and report raw returns.
+
+        Each environment plays a fixed number of episodes, because counting the first episodes that finish would favor
+        short episodes.
+
+        Args:
+            num_episodes: Number of episodes, at least 1.
+            deterministic: Whether the policy takes its best action instead of sampling one.
+            seed: Seed of the environments and of sampled actions; None: the seed of the experiment.
+            envs: Other environments with the same spaces; None: the test environments of the agent.
+
+        Raises:
+            ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
+        """
+        if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
+            raise ConfigError(f"num_episodes must be a whole number >= 1, got {num_episodes!r}")
+        # For small batches, two threads are no faster than one, and several times slower on machines with few cores.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            evaluation = self._evaluator(seed, envs).evaluate(self._weights(), num_episodes, deterministic)
+        finally:
+            torch.set_num_threads(num_threads)
+        assert evaluation is not None  # only an interrupted evaluation returns None, and nothing interrupts this call
+        return evaluation
+
+    @functools.cached_property
+    def policy(self) -> Policy | dict[str, Policy]:
+        """The deterministic policy as a `torch.nn.Module`; with several policies, a mapping from policy to module.
+
+        The module takes batches of observations as tensors; see `Policy`.
+        """
+        policies = {policy: parts.policy() for policy, parts in self._acting.parts.items()}
+        return policies if isinstance(self.agent.play_envs, MultiAgentEnvFactory) else policies[POLICY]
+
+    def act(
+        self, obs: Observation, memory: Memory = None, *, deterministic: bool = True, mask: Mask = None,
+    ) -> Chosen:
+        """Choose the action for one observation of one environment.
+
+        Args:
+            obs: The environment's observation; with several agents, a mapping from agents to observations.
+            memory: The memory that the previous call of this episode returned; None at the start of an episode.
+            deterministic: Whether the policy takes its best action instead of sampling one.
+            mask: (n,) bool, true where one of the n actions is allowed. Give it if the environment returns masks in
+                `info`; with several agents, a mapping from agents to masks.
+
+        Returns:
+            An action that the environment accepts; with several agents, a mapping from agents to actions. If a policy
+            has memory, a pair of the action and the next memory.
+
+        Raises:
+            ConfigError: The observation does not fit the observation space; or the environments have several
+                agents, and `obs` is not a mapping from agents to observations.
+        """
+        return self._acting.act(obs, memory, mask, deterministic)
+
+    @functools.cached_property
+    def _acting(self) -> Acting:
+        return Acting(self.agent, self.acting_state, self.seed)
+
+    @brief_errors
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, to: str = "onnx", checks: int = 1000,
+        overwrite: bool = False,
+    ) -> tuple[Exported, ...]:
+        """Write each policy to a file that works without this library; check that the file chooses the same actions.
+
+        Half of the observations for the comparison come from episodes in the test environments, and half are drawn from
+        the observation space. Discrete actions must be equal. Continuous actions may differ by 1e-5 times the largest
+        absolute action, or by 1e-5 if no action is larger than 1.
+
+        Args:
+            path: Path of the file; with several policies, the names are `<stem>-<policy><suffix>` instead. None:
+                `policy.onnx`, `policy.pt2` or `policy.safetensors` in the directory of the run.
+            to: "onnx" (for onnxruntime), "torch" (a program of `torch.export`), or "safetensors" (weights, and a
+                description of the computation).
+            checks: Number of observations for which actions are compared.
+            overwrite: Whether to replace existing files.
+
+        Raises:
+            ConfigError: The format is unknown, its packages are missing, the file exists, or `path` is None for an
+                agent without a directory.
+            ExportError: The policy cannot be exported, or its file chose other actions than the agent and was deleted.
+        """
+        # The import is inside the method, because torch.export takes long to import, and few programs need it.
+        from pytorchrl.export import Exporter, default_name
+
+        if path is None and self.log_dir is None:
+            raise ConfigError("path must name the file, because this agent has no directory of a run")
+        if self._exporter is None:
+            self._exporter = Exporter(self._acting, self.agent.play_envs, self.seed)
+        file = Path(self.log_dir or "") / default_name(to) if path is None else Path(path).expanduser()
+        return self._exporter.export(file, to, checks, overwrite)
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Save the policy in the format of `Scheme.save_model`; an actor's option `checkpoint` can load the file."""
+        return save(path, {"format": MODEL_FORMAT, "version": self._version, "acting_state": self.acting_state})
+
+    @property
+    def _version(self) -> int:
+        return int(self.summary.get("updates", 0))
+
+    def _weights(self) -> Weights:
+        return Weights(self._version, {name: tensor.numpy() for name, tensor in self.acting_state.items()})
+
+    def _evaluator(self, seed: int | None = None, envs: EnvFactory | None = None) -> Evaluator:
+        return Evaluator(
+            1, algo_factory=self.agent.algo_factory, actor_factory=self.agent.actor_factory,
+            test_envs_factory=self.agent.play_envs if envs is None else envs,
+            seed=self.seed if seed is None else check_seed(seed))

@@ -1,0 +1,62 @@
+"""Tests of the conversion of text to values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
+from pytorchrl.agent.option_values import form_of, parser_for
+from pytorchrl.scheme import Communication
+
+
+@pytest.mark.parametrize(("hint", "text", "value"), [
+    (int, "08", 8), (int, "1e6", 1_000_000), (int, "-3", -3), (float, "1e-3", 1e-3), (float, "2", 2.0),
+    (bool, "no", False), (bool, "Yes", True), (bool, "0", False), (str, "no", "no"), (int | None, "none", None),
+    (int | None, "5", 5), (float | Schedule, "0.1", 0.1), (float | Schedule, "linear:2.5e-4:0", linear(2.5e-4, 0)),
+    (float | Schedule, "linear:1:0:1e6", linear(1, 0, 10**6)), (float | Schedule, "linear(1e-3, 0)", linear(1e-3, 0)),
+    (float | Schedule, "cosine:1:0", cosine(1, 0)), (float | Schedule, "exponential(1,0.1,50)",
+                                                     exponential(1, 0.1, 50)),
+    (float | Schedule, "piecewise:0:1e-3:1e6:1e-4", piecewise((0, 1e-3), (10**6, 1e-4))),
+    (float | Schedule, "piecewise((0, 1e-3), (1e6, 1e-4))", piecewise((0, 1e-3), (10**6, 1e-4))),
+    (float | Schedule, "[(0, 1e-3), (1e6, 1e-4)]", piecewise((0, 1e-3), (10**6, 1e-4))),
+    (float | Schedule, "[[0, 1], [5, 2]]", piecewise((0, 1), (5, 2))), (tuple[int, ...], "64,64", (64, 64)),
+    (tuple[int, ...], "(32, 16)", (32, 16)), (tuple[int, ...], "", ()), (tuple[str, ...], "a,b", ("a", "b")),
+    (str | float | None, "0.1", 0.1), (str | float | None, "sign", "sign"), (str | float | None, "none", None),
+    (str | Callable[..., Any], "cnn", "cnn"), (dict[str, Any], '{"a": [1]}', {"a": [1]}),
+    (Mapping[str, float], '{"num_cpus": 1}', {"num_cpus": 1}), (Communication, "asynchronous", "asynchronous"),
+])
+def test_texts_are_converted_to_the_type(hint, text, value):
+    parsed = parser_for(hint)(text)
+    assert parsed == value
+    assert type(parsed) is type(value) or isinstance(value, str)
+
+
+@pytest.mark.parametrize(("hint", "text"), [
+    (int, "1.5"), (int, ""), (int, "inf"), (int, "9" * 5000), (float, "fast"), (bool, "2"), (bool, ""),
+    (int | None, "nil"), (float | Schedule, "linear:1"), (float | Schedule, "square:1:0"),
+    (float | Schedule, "linear:nan:0"), (float | Schedule, "linear"), (float | Schedule, "exponential:1:0"),
+    (float | Schedule, ""),
+    (float | Schedule, "piecewise:0:1:5"), (float | Schedule, "[(0, 1)]"), (float | Schedule, "[0.1"),
+    (float | Schedule, "f(0, 1)"),
+    (float | Schedule, "[" * 100_000), (float | Schedule, "linear:" + "9" * 5000), (tuple[int, ...], "1,two"),
+    (dict[str, Any], "[1]"),
+    (dict[str, Any], "[" * 100_000), (Communication, "asink"),
+])
+def test_invalid_texts_are_refused_with_a_short_message(hint, text):
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        parser_for(hint)(text)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("hint", [Any, Callable[..., Any], tuple[Any, ...], type])
+def test_types_without_a_text_form_have_no_parser(hint):
+    assert parser_for(hint) is None
+
+
+def test_form_shows_every_format_of_a_value():
+    assert form_of(float | Schedule) == "NUMBER|SCHEDULE"
+    assert form_of(Communication | str | None) == "none|synchronous|asynchronous"
