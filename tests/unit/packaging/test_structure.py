@@ -20,7 +20,7 @@ from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, rea
 pytestmark = reads_source
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
-LONGEST_FILE, LONGEST_LINE = 450, 120
+LONGEST_FILE, LONGEST_LINE = 700, 120
 # Classes whose many constructor parameters are fixed by the reference API -> number of parameters.
 LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.collection.collector_thread.CollectorThread": 15,
