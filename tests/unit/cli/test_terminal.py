@@ -230,7 +230,7 @@ def test_a_warning_of_a_scheme_is_escaped():
 
 @reads_source
 @pytest.mark.parametrize(("name", "homes"), [
-    ("print", {"cli/output.py", "monitor/live.py"}), ("getLogger", {"terminal.py"})])
+    ("print", {"cli/output.py", "monitor/live.py"}), ("getLogger", {"support/terminal.py"})])
 def test_print_and_get_logger_are_each_called_in_their_modules(name, homes):
     found = set()
     for path in MODULES:
