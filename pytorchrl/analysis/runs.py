@@ -13,6 +13,7 @@ import numpy as np
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import parse_value, read_bytes, read_json
+from pytorchrl.files.lines import check_sealed
 from pytorchrl.files.run_directory import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -22,7 +23,6 @@ from pytorchrl.files.run_directory import (
     check_description,
     no_run,
 )
-from pytorchrl.files.sealed_lines import check_sealed
 from pytorchrl.monitor.reading import is_cut, mapping, number, read_object
 
 # Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.

@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
 class Recorder:
     """Writer of a run's records into its directory: JSON lines, and TensorBoard files if TensorBoard is installed.
 
-    Each line has a checksum; see `sealed_lines`.
+    Each line has a checksum; see `pytorchrl.files.lines`.
 
     Args:
         log_dir: The directory.

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import open_regular, parse_value, read_json
+from pytorchrl.files.lines import LineChecker
 from pytorchrl.files.run_directory import METRICS_FILE, RUN_FILE, check_description, no_run
-from pytorchrl.files.sealed_lines import LineChecker
 
 Record = dict[str, object]
 """One line of `metrics.jsonl`, or the contents of `run.json` or `result.json`."""

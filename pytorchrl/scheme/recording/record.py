@@ -1,6 +1,6 @@
 """Write and read the file that records a run.
 
-Each line is a JSON object with a checksum; see `pytorchrl.files.sealed_lines`. The first line describes the run, and
+Each line is a JSON object with a checksum; see `pytorchrl.files.lines`. The first line describes the run, and
 the last line states how the run ended. If the run was killed, the last line is missing. The lines in between are
 written after updates, at most four per second. Each of them contains the entries that were added to the workers'
 journals since the previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see
@@ -32,7 +32,7 @@ from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
-from pytorchrl.files.sealed_lines import check_sealed, seal, seal_of
+from pytorchrl.files.lines import check_sealed, seal, seal_of
 from pytorchrl.runtime import Event, Part, WorkersPart
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import Json

@@ -13,7 +13,7 @@ from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.files import RunFiles
 from pytorchrl.files.atomic import put_in_place, read_json
-from pytorchrl.files.sealed_lines import seal
+from pytorchrl.files.lines import seal
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 
 from pytorchrl import ASYNC
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
-from pytorchrl.files.sealed_lines import seal_of, seal
+from pytorchrl.files.lines import seal, seal_of
 
 ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
 ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
