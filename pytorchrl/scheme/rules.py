@@ -6,7 +6,6 @@ error or warning. Rules for a single level are in the level's `Options` classes.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ from pytorchrl.runtime.processes.runtime import platform_problem
 from pytorchrl.scheme.base.levels import as_keywords, raise_all
 from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.settings import WITHDRAWN, Processes, Ray, RuntimeKind, Settings, Simulated, Threads
+from pytorchrl.scheme.settings import Processes, Ray, RuntimeKind, Settings, Simulated, Threads
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, WEIGHTS, Compression
 from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, Gradients
@@ -49,12 +48,8 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
     Raises:
         ConfigError: Settings are invalid or contradict each other. The message lists all problems.
     """
-    for name in WITHDRAWN.keys() & given.keys():
-        warnings.warn(f"{name} has no effect any more: {WITHDRAWN[name]}; leave it out, version 0.3 will refuse it",
-                      DeprecationWarning, stacklevel=5)
     settings, problems = Settings.from_keywords(
-        {name: value for name, value in given.items() if name not in WITHDRAWN}, collection=collection,
-        gradients=gradients, runtime=runtime, supervision=supervision)
+        given, collection=collection, gradients=gradients, runtime=runtime, supervision=supervision)
     problems += [f"{name} must be True, False or None, got {for_storage[name]!r}"
                  for name in ("prioritized", "stratified") if not isinstance(for_storage.get(name), bool | None)]
     if settings is None or not settings.num_shards:

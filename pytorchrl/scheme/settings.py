@@ -149,12 +149,6 @@ _OWNERS: Mapping[str, type[Options]] = {
 """The class that declares each option."""
 STORAGE_KEYWORDS = ("prioritized", "alpha", "beta", "epsilon", "stratified")
 """Flat keywords that `Scheme` passes on to a replay storage, which declares them."""
-WITHDRAWN = {
-    "kind": "the storage determines the kind of data that replay shards draw",
-    "check_ranks_every": "parameters of decentralised gradient workers are always compared every 100 updates",
-    "replay_debug": "its statistics, evicted_hits and priority_change, are no longer computed",
-}
-"""For each flat keyword of version 0.1 that no longer has an effect, the reason."""
 _NO_LEVEL = {"num_replay_workers": None}
 """The defaults of options whose default means that their whole level, such as replay, is absent."""
 

@@ -215,7 +215,7 @@ def test_train_accepts_kind_and_kind_changes_training():
 
 def test_a_preset_omits_options_that_whole_rollouts_lack():
     sequences, rollouts = (compose("r2d2", "pytorchrl/Recall-v0",
-                                   {"kind": kind})[0].storage for kind in ("sequence", "batch"))
+                                   {"kind": kind})[0].storage_factory for kind in ("sequence", "batch"))
     assert (sequences.cls, rollouts.cls) == (SequenceBuffer, RolloutSequenceBuffer)
     assert (sequences.options.length, sequences.options.rollout_size, rollouts.options.rollout_size) == (16, 8, 16)
     assert (rollouts.options.size, rollouts.options.n_step) == (sequences.options.size, sequences.options.n_step)
@@ -240,11 +240,9 @@ def test_the_agent_learns_to_recall_the_cue():
     assert np.mean(evaluation.returns) > 0.9
 
 
-@pytest.mark.parametrize(("storage", "kind", "other"), [
-    (SequenceBuffer, "sequence", "batch"), (RolloutSequenceBuffer, "batch", "sequence")])
-def test_the_storage_determines_the_kind_of_batches(make, storage, kind, other):
-    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage determines"):
-        scheme = make(agent=make_agent(storage=storage), **SHARDS, kind=other)
+@pytest.mark.parametrize(("storage", "kind"), [(SequenceBuffer, "sequence"), (RolloutSequenceBuffer, "batch")])
+def test_the_storage_determines_the_kind_of_batches(make, storage, kind):
+    scheme = make(agent=make_agent(storage=storage), **SHARDS)
     assert kind_of(scheme.agent.storage_factory) == kind
     make_updates(scheme, 2)
     assert {type(handle.native.worker._storage) for handle in

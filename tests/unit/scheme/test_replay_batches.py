@@ -247,16 +247,8 @@ def test_unused_or_invalid_settings_are_refused(make_level, settings, text):
         make_level(**settings)
 
 
-@pytest.mark.parametrize("kind", ["transition", "sequence", "batch", None])
-def test_kind_has_no_effect(make_level, kind):
-    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage determines"):
-        scheme = make_level(kind=kind)
-    assert "kind" not in scheme.settings
-    assert scheme.settings == make_level().settings
-    assert kind_of(scheme.agent.storage_factory) == "batch"
-
-
-def test_the_storage_determines_the_kind_of_batches(make_replay_scheme):
+def test_the_storage_determines_the_kind_of_batches(make_level, make_replay_scheme):
+    assert kind_of(make_level().agent.storage_factory) == "batch"
     scheme = make_replay_scheme({"size": 4, "capacity": 400}, **{**LEVEL, "size": None})
     assert kind_of(scheme.agent.storage_factory) == "transition"
     assert kind_of(GAEBuffer.create_factory(4)) is None

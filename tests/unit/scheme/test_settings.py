@@ -261,9 +261,3 @@ def test_a_kind_has_no_options_without_effect(kind, name):
 def test_kinds_are_printed_as_they_are_written():
     assert "queue_size=3" in repr(AsynchronousCollection(queue_size=3))
     assert AsynchronousGradients(num_grad_workers=2, aggregate=2).changed() == ("aggregate", "num_grad_workers")
-
-
-@pytest.mark.parametrize("name", ["kind", "check_ranks_every", "replay_debug"])
-def test_a_withdrawn_keyword_warns(name):
-    with pytest.warns(DeprecationWarning, match=f"{name} has no effect any more"):
-        Scheme(*synthetic_agent(4), **{name: None})
