@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from typing import Any, ClassVar
@@ -14,7 +13,6 @@ from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.deprecation import renamed, renamed_attribute
 
 AgentsReset = tuple[dict[str, np.ndarray], dict[str, Info]]
 """Observations and infos by agent."""
@@ -382,9 +380,3 @@ class ChangingAgents:
     def _infos(self, agents: list[str]) -> dict[str, Info]:
         allowed = np.arange(3) != self._t % 3
         return {agent: {"action_mask": allowed} if self._masks else {} for agent in agents}
-
-
-def __getattr__(name: str) -> object:
-    """Return the class that replaces the deprecated `name`, and warn."""
-    renames = [renamed("ComingAndGoing", "ChangingAgents", since="0.2", removed_in="0.3")]
-    return renamed_attribute(sys.modules[__name__], name, renames)

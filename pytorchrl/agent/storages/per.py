@@ -19,7 +19,6 @@ from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.deprecation import warn_deprecated
 from pytorchrl.support.untyped import StateDict
 
 _FIRST_PRIORITY = 1.0
@@ -80,12 +79,6 @@ class PERBuffer(ReplayBuffer):
     def min_priority(self) -> float:
         """Smallest priority p of all transitions that can be drawn; infinity if no transition can be drawn."""
         return self.priority_minima.smallest if self.num_items else math.inf
-
-    @property
-    def leaf_min(self) -> float:
-        """Deprecated name of `min_priority`."""
-        warn_deprecated("PERBuffer.leaf_min", use="min_priority", since="0.2", removed_in="0.3")
-        return self.min_priority
 
     @property
     def counters(self) -> dict[str, int]:

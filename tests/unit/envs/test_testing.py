@@ -82,10 +82,3 @@ def test_hanging_env_hangs_in_one_call(call):
         for other in calls.values():
             other()
     assert hung == [2 if call in ("render", "close", "reset") else 1]
-
-
-def test_the_old_name_of_an_environment_warns():
-    with pytest.warns(DeprecationWarning, match="ComingAndGoing is deprecated .*use ChangingAgents"):
-        assert testing.ComingAndGoing is testing.ChangingAgents
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        testing.Nothing  # noqa: B018

@@ -59,8 +59,6 @@ def test_probabilities_and_weights_on_golden_values(per, alpha, beta, errors, pr
     np.testing.assert_allclose(leaves / storage.mass, probabilities, atol=5e-6)
     np.testing.assert_allclose(list(weights_of(storage).values()), weights, atol=5e-6)
     assert storage.min_priority == leaves.min()
-    with pytest.warns(DeprecationWarning, match="leaf_min is deprecated since 0.2 .* use min_priority$"):
-        assert storage.leaf_min == leaves.min()
     # By definition, a weight is (N P)^-beta divided by the largest such value.
     raw = (4 * leaves / leaves.sum()) ** -beta
     np.testing.assert_allclose(list(weights_of(storage).values()), raw / raw.max(), atol=1e-6)
