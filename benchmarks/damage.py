@@ -115,8 +115,8 @@ def read_model(run: Path) -> object:
 def read_as_start(run: Path) -> object:
     """Return the parameters of an actor that starts from the model."""
     agent = prl.load(run.with_name(f".good-{run.name}"))
-    options = dataclasses.replace(agent.agent.actor.options, checkpoint=str(run / "model.pt"))
-    return dict(dataclasses.replace(agent.agent.actor, options=options)(device="cpu", seed=0).state_dict())
+    options = dataclasses.replace(agent.agent.actor_factory.options, checkpoint=str(run / "model.pt"))
+    return dict(dataclasses.replace(agent.agent.actor_factory, options=options)(device="cpu", seed=0).state_dict())
 
 
 def read_checkpoint(run: Path) -> object:

@@ -218,9 +218,9 @@ def measure(task: str, dtype: str, seconds: float) -> dict[str, Any]:
     if dtype == "bfloat16" and "mixed_precision" in option_specs(algorithm):
         options["mixed_precision"] = True
     learner, agent = make_learner(algorithm, env, progress=False, target_steps=10**9, seed=1, **options)
-    scheme, envs = learner.scheme, agent.train_envs(seed=1)
-    built = agent.algorithm(device="cpu", actor=agent.actor(device="cpu", seed=1), seed=1)
-    products = products_of(built, agent.storage.options, envs.num_envs)
+    scheme, envs = learner.scheme, agent.train_envs_factory(seed=1)
+    built = agent.algo_factory(device="cpu", actor=agent.actor_factory(device="cpu", seed=1), seed=1)
+    products = products_of(built, agent.storage_factory.options, envs.num_envs)
     operations = {product: operation(product, getattr(torch, dtype)) for product in products}
     learner.start()
     while scheme.version < WARM_UP_UPDATES or not scheme.is_between_items:

@@ -40,8 +40,8 @@ def main() -> None:
 
 def clone(expert: prl.TrainedAgent, data: Dataset, num_epochs: int) -> prl.TrainedAgent:
     """Return an agent with new weights that was trained to choose the recorded actions."""
-    actor = expert.agent.actor(device="cpu", seed=expert.seed + 1)
-    algorithm = expert.agent.algorithm(device="cpu", actor=actor, seed=expert.seed)
+    actor = expert.agent.actor_factory(device="cpu", seed=expert.seed + 1)
+    algorithm = expert.agent.algo_factory(device="cpu", actor=actor, seed=expert.seed)
     optimizer = torch.optim.Adam(actor.parameters(), lr=1e-3)
     observations, actions = torch.as_tensor(data.observations["obs"]), torch.as_tensor(data.actions)
     for epoch in range(num_epochs):

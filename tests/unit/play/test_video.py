@@ -59,7 +59,7 @@ def test_a_recorded_game_equals_that_of_the_vector_environment():
 
 def film_of(**options):
     """Return the factory of the environment that is recorded, for an Atari agent with the given options."""
-    agent = SimpleNamespace(test_envs=atari_factory("ALE/Pong-v5", 2, **options))
+    agent = SimpleNamespace(play_envs=atari_factory("ALE/Pong-v5", 2, **options))
     return video.single_environment(SimpleNamespace(agent=agent), identity)
 
 
