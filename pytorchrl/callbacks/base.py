@@ -10,8 +10,8 @@ from typing import Protocol
 from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
 from pytorchrl.scheme import Evaluation
-from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 logger = get_logger(__name__)
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from pytorchrl.cli.output import show, show_stderr
-from pytorchrl.support.exits import as_error
-from pytorchrl.support.tracebacks import ends_in_users_code, full_tracebacks
+from pytorchrl.support.tracebacks import as_error, ends_in_users_code, full_tracebacks
 
 _COMMANDS = {
     "train": "train an agent",

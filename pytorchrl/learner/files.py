@@ -22,8 +22,8 @@ from pytorchrl.learner.descriptions import describe_agent, describe_learner
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.scheme import Evaluation, Scheme
-from pytorchrl.support.background import Background
 from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.threads import Background
 from pytorchrl.support.untyped import StateDict
 
 logger = get_logger(__name__)

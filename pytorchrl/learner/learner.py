@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeAlias
 
@@ -16,7 +16,6 @@ from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.files.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
 from pytorchrl.learner.evaluations import Evaluations
 from pytorchrl.learner.files import RunFiles
-from pytorchrl.learner.interrupts import GRACE_S, Interrupts, Unblocked, call_after_failure, checkpoint_within
 from pytorchrl.learner.measurements import Measurements
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Progress, start_progress, to_json
@@ -24,9 +23,10 @@ from pytorchrl.learner.targets import Due, Target
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.rules import check_scheme
+from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.threads import in_turn
 from pytorchrl.support.tracebacks import brief_errors_of
-from pytorchrl.support.turns import in_turn
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
@@ -448,3 +448,32 @@ class Learner:
         self._callbacks.evaluated(self._evaluations.last)
         record = self._measured.record(self._evaluations.last, self._files.last_checkpoint)
         self._files.record(self._callbacks.recorded(record))
+
+
+def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> None:
+    """Write the checkpoint after a signal. A failure is logged and not raised, because the process must end.
+
+    Args:
+        seconds_left: Time limit in seconds. If it is 0, because the grace period has passed or the update has failed,
+            no checkpoint is written.
+        save: Function that writes a checkpoint; its argument is the time limit in seconds.
+    """
+    try:
+        if not seconds_left:
+            raise TimeoutError("the last update did not end within grace_s")
+        save(seconds_left)
+    except Exception as error:  # noqa: BLE001 - a worker may fail in any way
+        logger.warning("no checkpoint was written after the signal: %s", error)
+
+
+def call_after_failure(name: str, action: Callable[[], object]) -> None:
+    """Call a function after a run has failed. If the function fails, too, log its error instead of raising it.
+
+    Args:
+        name: Subject of the log message, such as "saving the model".
+        action: The function.
+    """
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - the first error is raised; this one is logged
+        logger.warning("%s after a failure also failed: %s", name, error)

@@ -26,7 +26,7 @@ from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
-from pytorchrl.support.exits import as_error
+from pytorchrl.support.tracebacks import as_error
 
 P = ParamSpec("P")
 R = TypeVar("R")

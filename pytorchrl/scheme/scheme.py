@@ -38,11 +38,10 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
 from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients_of
 from pytorchrl.scheme.updates.u_worker import UWorker
-from pytorchrl.support.exits import raise_exit
 from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.support.terminal import printable
-from pytorchrl.support.tracebacks import brief_errors_of
-from pytorchrl.support.turns import in_turn
+from pytorchrl.support.threads import in_turn
+from pytorchrl.support.tracebacks import brief_errors_of, raise_exit
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""Shorten the tracebacks of `ConfigError` and Ctrl-C to the caller's line and the message."""
+"""Shorten the tracebacks of `ConfigError` and Ctrl-C to the caller's line and the message.
+
+`sys.exit()` in a user's code becomes an error, because it would otherwise end the run early and look successful.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -12,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, WorkerError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,6 +24,9 @@ C = TypeVar("C", bound=type)
 
 VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
 """Environment variable that keeps all frames if it is set to anything but 0."""
+
+USER_ERRORS = (Exception, SystemExit)
+"""The exceptions of a user's code, such as an environment, that are converted to errors of this package."""
 
 _STACK_CHARS = 1500
 # Packages that do not count as the user's own code, in addition to the modules of the standard library.
@@ -112,3 +119,39 @@ def _users_cause(error: BaseException) -> BaseException | None:
         if _has_users_frame(cause.__traceback__):
             return cause
         seen.append(cause)
+
+
+def reraise_of_signal(failure: BaseException) -> None:
+    """Raise `failure` again if it is a `SystemExit` from a signal handler, because the signal must end the program."""
+    if isinstance(failure, SystemExit) and _is_of_signal(failure):
+        raise failure
+
+
+def as_error(failure: BaseException, where: str) -> BaseException:
+    """Return `failure`; if it is a `SystemExit` that no signal handler has raised, return a `WorkerError` instead.
+
+    Args:
+        failure: An exception that has ended a part of a run.
+        where: Name of that part.
+    """
+    if not isinstance(failure, SystemExit) or _is_of_signal(failure):
+        return failure
+    stack = traceback.extract_tb(failure.__traceback__)
+    place = f" in {stack[-1].name} ({stack[-1].filename}:{stack[-1].lineno})" if stack else ""
+    error = WorkerError(f"{where}: SystemExit({failure.code!r}) was raised{place}; code that runs during training must "
+                        "not call sys.exit(), because that would end the run; raise an error instead")
+    error.__cause__ = failure
+    return error
+
+
+def raise_exit(failure: BaseException, where: str) -> None:
+    """Raise a `WorkerError` if `failure` is a `SystemExit` that no signal handler has raised; see `as_error`."""
+    error = as_error(failure, where)
+    if error is not failure:
+        raise error from failure
+
+
+def _is_of_signal(failure: SystemExit) -> bool:
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = [getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers]
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(failure.__traceback__))

@@ -28,7 +28,7 @@ from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
-from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 VectorMaker = Callable[..., AnyVectorEnv]
 

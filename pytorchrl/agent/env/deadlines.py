@@ -15,8 +15,7 @@ import gymnasium as gym
 from gymnasium.core import RenderFrame
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
-from pytorchrl.support.exits import USER_ERRORS
-from pytorchrl.support.tracebacks import stack_of
+from pytorchrl.support.tracebacks import USER_ERRORS, stack_of
 
 T = TypeVar("T")
 

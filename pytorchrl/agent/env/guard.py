@@ -23,8 +23,8 @@ from pytorchrl.agent.env.aliases import (
     StepResult,
 )
 from pytorchrl.errors import EnvError, NonFiniteDataError
-from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.terminal import Lines, get_logger
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,7 @@ from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
-from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {

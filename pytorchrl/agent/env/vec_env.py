@@ -34,8 +34,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
-from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
-from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker
 

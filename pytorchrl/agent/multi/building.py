@@ -13,7 +13,7 @@ from pytorchrl.agent.env.aliases import Action, AnySpace, EnvKwargs, Observation
 from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.multi.data import SEPARATOR
 from pytorchrl.errors import ConfigError, EnvError, install_hint
-from pytorchrl.support.exits import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 _SINGLE_POLICY, _OWN_POLICIES = "shared", "independent"
 _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agents")

@@ -33,8 +33,8 @@ from pytorchrl.scheme.updates.remote import Collaborators
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
 from pytorchrl.scheme.updates.synchronous import SynchronousUpdates
-from pytorchrl.support.exits import as_error, raise_exit
 from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.tracebacks import as_error, raise_exit
 from pytorchrl.support.untyped import OptionValue, StateDict
 
 # Seconds that stop() waits for running calls before it kills their workers.

@@ -20,7 +20,7 @@ from pytorchrl.agent.option_values import parser_for
 from pytorchrl.training.composition import option_specs
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
-from pytorchrl.learner.interrupts import Interrupts
+from pytorchrl.support.signals import Interrupts
 from pytorchrl.training.training import load
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytorchrl.learner import checkpoints
-from pytorchrl.support.background import Background
+from pytorchrl.support.threads import Background
 from pytorchrl.callbacks import Callback
 from tests.unit.learner.test_checkpoints import files, is_equal, make, records, train_to
 

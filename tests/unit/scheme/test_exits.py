@@ -15,7 +15,7 @@ from pytorchrl import ASYNC, PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, Vec
 from pytorchrl.callbacks import Callback
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CallbackError, EnvError, PyTorchRLError, WorkerError
-from pytorchrl.support.exits import as_error
+from pytorchrl.support.tracebacks import as_error
 from tests.unit.agent.env.small_envs import ExitingEnv
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pytorchrl import ASYNC, ConfigError, Learner
 from pytorchrl.callbacks import Callback
-from pytorchrl.learner.interrupts import checkpoint_within
+from pytorchrl.learner.learner import checkpoint_within
 from pytorchrl.scheme.ledger import LedgerSnapshot
 
 OPTIONS = {"progress": False, "tensorboard": False}
