@@ -351,7 +351,7 @@ _RUNTIME_AND_COMMAND_LINE = [
          ("        shown.set_text(_plain(text))", "        shown.set_text(_plain(text.lstrip('_')))")),
     *_of("training/training.py", "training/test_training.py -k load",
          ("Path(run_dir).expanduser()", "Path(run_dir)")),
-    *_of("learner/targets.py", "learner/test_checkpoints.py -k evaluates",
+    *_of("learner/measurements.py", "learner/test_checkpoints.py -k evaluates",
          ("env_steps)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)",
           "0)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)")),
 ]

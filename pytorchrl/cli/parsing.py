@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 def titles() -> dict[str, str]:
     """Return the title of each group of options, in the order in which `--help` lists the groups."""
     # This module is imported here because it imports torch, which commands that only read files do not need.
-    from pytorchrl.training.scheme_options import GROUPS
+    from pytorchrl.training.composition import GROUPS
 
     return {"learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
             "actor": "actor", "environments": "environments", **GROUPS}

@@ -14,12 +14,10 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.files.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
-from pytorchrl.learner.evaluations import Evaluations
 from pytorchrl.learner.files import RunFiles
-from pytorchrl.learner.measurements import Measurements
+from pytorchrl.learner.measurements import Due, EvaluationTimer, Measurements, Target
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Progress, start_progress, to_json
-from pytorchrl.learner.targets import Due, Target
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.rules import check_scheme
@@ -80,7 +78,7 @@ class Learner:
         if log_dir is not None:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
-        self._files, self._evaluations = RunFiles(self.log_dir), Evaluations(scheme, self.options.eval_timeout_s)
+        self._files, self._evaluations = RunFiles(self.log_dir), EvaluationTimer(scheme, self.options.eval_timeout_s)
         self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._started = self._stopped = self._abandoned = False

@@ -29,9 +29,10 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.learner import Learner
+from pytorchrl.scheme.architectures import PRESETS
+from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.support.untyped import OptionValue, UserPart
 from pytorchrl.training import presets
-from pytorchrl.training.scheme_options import scheme_options
 
 EnvSource = str | Callable[..., object]
 """The argument `env` of `train`: an id, or a function that makes one environment."""
@@ -43,9 +44,18 @@ _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {
 _EVALUATION_ENVS = 8
 _POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
-
-
 _KINDS = (None, "sequence", "batch")
+
+GROUPS: Mapping[str, str] = {
+    "collection": "collection: workers that step environments, and the queue to the learner",
+    "replay": "replay: shards between collection workers and the learner",
+    "gradients": "gradients: gradient workers and their batches",
+    "updates": "updates: how gradients become new weights",
+    "runtime": "runtime: processes, devices, seeds and records",
+    "supervision": "supervision: lost and hanging workers",
+}
+"""The title of each group of the scheme's options in `--help`."""
+_GROUP_OF = {"queue": "collection", "recording": "runtime", "process": "runtime"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class OptionSpec:
         default: Default of the option.
         help: Description in one or two sentences.
         choices: All allowed values, if they are a closed set; otherwise None.
-        group: Group of the option in `--help`. For an option of the scheme, this is a key of `scheme_options.GROUPS`;
+        group: Group of the option in `--help`. For an option of the scheme, this is a key of `GROUPS`;
             for other options, it is the same as `part`.
         is_users: Whether a class outside this package declares the option.
     """
@@ -91,9 +101,7 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         "storage": registration.prioritized_storage or registration.storage, "actor": registration.actor,
         "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
-    found += [OptionSpec(
-        option.name, "scheme", option.name, option.hint, option.default, option.help, option.choices, option.group)
-        for option in scheme_options()]
+    found += scheme_options()
     if registration.prioritized_storage is not None:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False, group="storage",
@@ -118,6 +126,26 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
                               "with")
         specs[spec.name] = spec
     return specs
+
+
+def scheme_options() -> list[OptionSpec]:
+    """Return the options of the scheme; the first is `preset`, which selects an architecture such as IMPALA.
+
+    The scheme's setting `size` is left out, because the storage also has an option `size`. In `train`, the option
+    `replay_size` takes its place.
+    """
+    found = [OptionSpec(
+        name="preset", part="scheme", own_name="preset", hint=str | None, default=None, choices=(None, *PRESETS),
+        help="An architecture from the literature, such as `impala` for `Scheme.impala`; its settings apply unless you "
+             "give others.", group="collection")]
+    for level in LEVELS:
+        for name in names_of_level(level):
+            if name != "size":
+                declaration = declaration_of(name)
+                found.append(OptionSpec(
+                    name, "scheme", name, declaration.type, default_of_keyword(name), declaration.help,
+                    declaration.choices, _GROUP_OF.get(level, level)))
+    return found
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytorchrl.runtime.ray.runtime import _MAX_ENCLOSED_BYTES, RayRuntime
-from pytorchrl.runtime.ray.values import Enclosed
+from pytorchrl.runtime.ray.host import Enclosed
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.codecs import decode_array, register_codec
 from pytorchrl.scheme.transport.messages import Weights

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 
 from pytorchrl.errors import WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Outcome
+from pytorchrl.runtime.base import Outcome, RemoteTraceback
 from pytorchrl.runtime.processes.channel import Channel, ClosedError, FullError, Message
 from pytorchrl.runtime.processes.start import connect
 from pytorchrl.runtime.processes.wire import Value
 from pytorchrl.runtime.processes.worker import ERROR
-from pytorchrl.runtime.ray.values import RemoteTraceback
 
 # If the connection is full, because the worker is stopped or overloaded, a call fails after this many seconds.
 _FULL_TIMEOUT_S = 5.0

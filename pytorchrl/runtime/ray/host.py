@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import threading
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Generic, TypeAlias
 
-from pytorchrl.runtime.base import Outcome, R
+from pytorchrl.runtime.base import Outcome, R, RemoteTraceback
 from pytorchrl.runtime.ray.start import restore_umask
-from pytorchrl.runtime.ray.values import RemoteTraceback
 from pytorchrl.support.terminal import Lines, get_logger
 
 LogRecords: TypeAlias = list[tuple[str, int, str]]
@@ -78,6 +78,20 @@ def log(worker: str, records: Sequence[tuple[str, int, str]]) -> None:
 def records_of(error: BaseException) -> LogRecords:
     """Return the log records that a worker has attached to an exception."""
     return getattr(error, _RECORDS, [])
+
+
+class Enclosed:
+    """Small value that is sent in many requests, but pickled only once. Its arrays are read-only after unpickling."""
+
+    def __init__(self, pickled: bytes, buffers: list[bytes]) -> None:
+        self._pickled, self._buffers = pickled, buffers
+
+    def __reduce__(self) -> tuple[Callable[[bytes, list[bytes]], object], tuple[bytes, list[bytes]]]:
+        return _deserialize, (self._pickled, self._buffers)
+
+
+def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
+    return pickle.loads(pickled, buffers=buffers)
 
 
 class Host:

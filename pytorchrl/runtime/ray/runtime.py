@@ -28,13 +28,12 @@ from pytorchrl.errors import (
     WorkerDiedError,
     WorkerLostError,
 )
-from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
+from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, RemoteTraceback, Runtime, T, W, is_default
 from pytorchrl.runtime.collective import propose_address
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.ray.connection import Connection
-from pytorchrl.runtime.ray.host import Answer, log, make_host, records_of
+from pytorchrl.runtime.ray.host import Answer, Enclosed, log, make_host, records_of
 from pytorchrl.runtime.ray.start import LOOPBACK
-from pytorchrl.runtime.ray.values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.support.terminal import get_logger

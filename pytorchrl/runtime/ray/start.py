@@ -1,6 +1,9 @@
-"""Start a local Ray instance that neither other users nor other machines can reach.
+"""Start a local Ray instance that neither other users nor other machines can reach, and without unused processes.
 
-Ray has no options for this, so `ray.init` runs with a few of Ray's functions replaced.
+The unused processes are the server of the dashboard, for which `ray.init` waits more than a second, the monitor of the
+autoscaler, and the monitor of log files. Without these Python processes, a Ray instance with two workers needs a
+quarter less CPU time to start, and 250 MB less memory. `ray.init` has no options for all this, so it runs with a few of
+Ray's functions replaced.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from pytorchrl.runtime.ray.processes import without_unused_processes
-
 LOOPBACK = "127.0.0.1"
 _PRIVATE = 0o077
 # Environment variable that contains the umask of the driver. Ray's processes start with a stricter umask. Workers set
 # the driver's umask again, so that files that an environment writes have the usual permissions.
 _UMASK = "PYTORCHRL_UMASK"
+# Methods of Ray that start the unused processes. Ray calls the first method even with `include_dashboard=False`, and
+# the last method even with `log_to_driver=False`.
+_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 
 
 @contextlib.contextmanager
@@ -74,13 +78,28 @@ def without_handlers_of(ray: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced(module: ModuleType | None, name: str, function: Callable[..., object]) -> Iterator[None]:
-    """Replace a function of a module during the `with` block; do nothing if the module lacks the function."""
-    found = getattr(module, name, None)
+def replaced(owner: ModuleType | type | None, name: str, function: Callable[..., object]) -> Iterator[None]:
+    """Replace a function of a module or class during the `with` block; do nothing if `owner` lacks the function."""
+    found = getattr(owner, name, None)
     if found is not None:
-        setattr(module, name, function)
+        setattr(owner, name, function)
     try:
         yield
     finally:
         if found is not None:
-            setattr(module, name, found)
+            setattr(owner, name, found)
+
+
+@contextlib.contextmanager
+def without_unused_processes(ray: ModuleType) -> Iterator[None]:
+    """Prevent `ray.init` in the `with` block from starting processes that only dashboards, autoscalers and logs need.
+
+    Args:
+        ray: The module `ray`. If a version of Ray lacks one of the methods that start these processes, the method is
+            ignored.
+    """
+    node = getattr(getattr(ray._private, "node", None), "Node", None)
+    with contextlib.ExitStack() as stack:
+        for name in _UNUSED:
+            stack.enter_context(replaced(node, name, lambda self, **options: None))
+        yield

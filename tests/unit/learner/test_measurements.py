@@ -1,16 +1,20 @@
-"""Tests of the measurements of a run, such as env steps, rates and means."""
+"""Tests of the measurements and evaluations of a run, and of when it is done and its records are due."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from pytorchrl.learner.measurements import Measurements
-from pytorchrl.learner.targets import Target
+from pytorchrl.errors import StoppedError, WorkerLostError
+from pytorchrl.learner.measurements import Due, EvaluationTimer, Measurements, Target
 
 
 @pytest.fixture
 def scheme(fake_scheme):
-    return fake_scheme()
+    scheme = fake_scheme()
+    scheme.settings["on_worker_failure"] = "restart"
+    return scheme
 
 
 def measure(scheme, resumed=None):
@@ -110,3 +114,142 @@ def test_the_progress_line_has_the_newest_evaluation(scheme):
     status = measurements.status(scheme.poll_evaluation())
     assert (status["eval_return"], status["env_steps"], status["target_steps"]) == (2.0, 20, 1000)
     assert (status["lag"], status["workers"], status["workers_missing"]) == (0.5, 0, 0)
+
+
+def target_of(steps, communication="synchronous", **options):
+    settings = {"col_communication": communication, "grad_communication": communication}
+    algorithm = SimpleNamespace(options=SimpleNamespace(**options))
+    return Target(SimpleNamespace(settings=settings, agent=SimpleNamespace(algo_factory=algorithm)), steps)
+
+
+def ledger(collected, consumed_unique, consumed, nan=0):
+    return {"collected": collected, "consumed_unique": consumed_unique, "consumed": consumed, "dropped": {"nan": nan}}
+
+
+def test_a_synchronous_run_ends_after_the_last_use_of_its_rollouts():
+    target = target_of(100, num_epochs=2)
+    assert not target.is_reached(90, ledger(90, 90, 180), 0)
+    assert not target.is_reached(100, ledger(100, 100, 150), 0)
+    assert target.is_reached(100, ledger(100, 100, 200), 0)
+    assert target.is_reached(100, ledger(100, 100, 150), 50)  # 50 samples of skipped updates count as used
+    assert not target.is_reached(100, ledger(100, 80, 160, nan=20), 0)
+
+
+def test_a_further_rollout_also_ends_a_synchronous_run():
+    target = target_of(100, target_kl=0.1, num_epochs=4)
+    target.count(100)
+    assert not target.is_reached(100, ledger(100, 100, 99), 0)
+    target.count(120)
+    assert target.is_reached(120, ledger(120, 100, 99), 0)
+
+
+@pytest.mark.parametrize(("steps", "communication"), [(0, "synchronous"), (100, "asynchronous")])
+def test_other_runs_end_at_the_target(steps, communication):
+    assert target_of(steps, communication).is_reached(steps, ledger(steps, 0, 0), 0)
+
+
+def test_the_first_due_event_is_found():
+    due = Due(1000, None, 150, 400)
+    assert (due.record, due.evaluation, due.checkpoint, due.first) == (5, 150, 400, 5)
+    due.after_record(149)
+    assert (due.recorded_steps, due.record, due.first) == (149, 154, 150)
+    due.after_evaluation(310)
+    due.after_checkpoint(810)
+    due.after_record(900)
+    assert (due.evaluation, due.checkpoint, due.record, due.first) == (450, 1200, 905, 450)
+    assert Due(1000, 5000, None, None).first == 1000
+
+
+def test_a_resumed_run_continues_its_plan():
+    due = Due(1000, 100, 150, 400)
+    due.resume(400, 330)
+    assert (due.recorded_steps, due.record, due.evaluation, due.checkpoint, due.first) == (330, 430, 450, 800, 430)
+
+
+def test_a_record_is_due_after_some_seconds_with_new_steps():
+    now = [0.0]
+    due = Due(1000, 100, None, None, 2.0, lambda: now[0])
+    assert not due.is_record(10)
+    now[0] = 2.0
+    assert due.is_record(10)
+    due.after_record(10)
+    assert not due.is_record(10)
+    now[0] = 3.9
+    assert not due.is_record(20)
+    assert due.is_record(110)
+    now[0] = 4.0
+    assert due.is_record(20)
+    assert not due.is_record(10)
+
+
+def failing(error):
+    def fail(*arguments):
+        raise error
+    return fail
+
+
+@pytest.mark.parametrize("take", ["poll", "wait"])
+def test_a_result_is_returned_once(scheme, take):
+    evaluations = EvaluationTimer(scheme)
+    assert not getattr(evaluations, take)()
+    scheme.step()
+    evaluations.start(3)
+    assert evaluations.is_running
+    assert evaluations.last is None
+    assert getattr(evaluations, take)()
+    assert not evaluations.is_running
+    assert evaluations.last.returns == (1.0,) * 3
+    assert not getattr(evaluations, take)()
+    assert evaluations.last.returns == (1.0,) * 3
+
+
+def test_an_unfinished_evaluation_continues(scheme):
+    evaluations = EvaluationTimer(scheme)
+    evaluations.start(1)
+    result = scheme.evaluations.pop()
+    assert not evaluations.poll()
+    assert evaluations.is_running
+    scheme.evaluations.append(result)
+    assert evaluations.poll()
+    assert evaluations.last is result
+
+
+def test_results_requested_by_others_are_not_taken(scheme):
+    evaluations = EvaluationTimer(scheme)
+    scheme.start_evaluation(1)
+    assert not evaluations.poll()
+    assert not evaluations.wait()
+    assert scheme.poll_evaluation().returns == (0.0,)
+
+
+def test_a_played_evaluation_is_returned_but_not_stored(scheme):
+    evaluations = EvaluationTimer(scheme)
+    scheme.step()
+    assert evaluations.play(2).returns == (1.0, 1.0)
+    assert evaluations.last is None
+    scheme.wait_evaluation = lambda timeout_s: None
+    with pytest.raises(StoppedError):
+        evaluations.play(2)
+
+
+@pytest.mark.parametrize("error", [ValueError("environment broke"), WorkerLostError("died")], ids=repr)
+def test_a_failure_is_logged_and_the_next_evaluation_works(scheme, caplog, error):
+    evaluations = EvaluationTimer(scheme)
+    evaluations.start(1)
+    find, scheme.poll_evaluation = scheme.poll_evaluation, failing(error)
+    assert not evaluations.poll()
+    assert str(error) in caplog.text
+    assert not evaluations.is_running
+    assert evaluations.last is None
+    scheme.poll_evaluation = find
+    evaluations.start(1)
+    assert evaluations.poll()
+
+
+def test_a_lost_worker_ends_a_run_if_failures_raise(scheme):
+    scheme.settings["on_worker_failure"] = "raise"
+    evaluations = EvaluationTimer(scheme)
+    evaluations.start(1)
+    scheme.poll_evaluation = failing(WorkerLostError("died"))
+    with pytest.raises(WorkerLostError, match="died"):
+        evaluations.poll()

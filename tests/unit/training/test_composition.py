@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
 from pytorchrl.scheme.settings import declaration_of, known_keywords
-from pytorchrl.training.scheme_options import GROUPS, scheme_options
+from pytorchrl.training.composition import GROUPS, scheme_options
 
 
 def test_every_keyword_of_a_scheme_is_listed_once():

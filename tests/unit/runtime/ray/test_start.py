@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytorchrl.runtime.ray.processes import without_unused_processes
+from pytorchrl.runtime.ray.start import without_unused_processes
 
 
 @pytest.fixture
