@@ -45,7 +45,8 @@ OTHER = {
 NEEDED = {"max_env_restarts": {"on_env_error": "restart"}, "clip_param_vf": {"use_clipped_value_loss": True},
           "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
           "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"}}
-PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "train_envs"}
+PARTS = {"algorithm": "algo_factory", "storage": "storage_factory", "actor": "actor_factory",
+         "environments": "train_envs_factory"}
 
 
 @pytest.mark.parametrize("name", [
@@ -55,7 +56,7 @@ def test_every_option_reaches_its_part(monkeypatch, name):
     spec = option_specs("ppo")[name]
     value = OTHER[name]
     assert value != presets.preset("ppo", "CartPole-v1").get(name, spec.default)
-    envs = compose("ppo", "CartPole-v1", {})[0].train_envs
+    envs = compose("ppo", "CartPole-v1", {})[0].train_envs_factory
     # To save time, the options of an existing factory are replaced; a new factory would build an environment.
     monkeypatch.setattr("pytorchrl.training.presets.make_factory", lambda _env, **options: dataclasses.replace(
         envs, options=dataclasses.replace(envs.options, **options)))
