@@ -161,7 +161,7 @@ class ObservationColumn(ABC):
             places: (N,) int64, the rows of the observations, or the negative numbers of extra observations.
         """
 
-    def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have data to release
+    def free(self, places: np.ndarray) -> None:
         """Release the data of N observations; see `take` for `places`."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
@@ -174,7 +174,7 @@ class ObservationColumn(ABC):
         """
         return np.zeros(len(rows), dtype=np.bool_)
 
-    def clear(self) -> None:  # noqa: B027 - only stacks have data to release
+    def clear(self) -> None:
         """Release all data."""
 
     @abstractmethod

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.transport.messages import WholeState
 from pytorchrl.scheme.updates.statistics import Statistics
-from pytorchrl.scheme.updates.strategy import PendingMoments, WorkerState, discard_empty, record_update
+from pytorchrl.scheme.updates.strategy import (
+    PendingMoments,
+    UpdateStrategy,
+    WorkerState,
+    discard_empty,
+    record_update,
+)
 
 
-class CentralUpdates:
-    """An `UpdateStrategy` that computes each gradient in the local gradient worker, and applies it there.
+class CentralUpdates(UpdateStrategy):
+    """The strategy that computes each gradient in the local gradient worker, and applies it there.
 
     Args:
         local_worker: The local gradient worker.
@@ -27,7 +35,12 @@ class CentralUpdates:
         local_worker.algo.applies_at_once = True
         self._pending = PendingMoments()
         self._num_drains = 0
-        self.is_between_items = True
+        self._is_between_items = True
+
+    @property
+    @override
+    def is_between_items(self) -> bool:
+        return self._is_between_items
 
     def step(self) -> None:
         """Try to make an update: compute gradients until one is not empty, or `prepare_drain` announces a drain."""
@@ -42,9 +55,9 @@ class CentralUpdates:
         if not discard_empty(self._statistics, [gradients]):
             return False
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
-        self.is_between_items = gradients.last or skip
+        self._is_between_items = gradients.last or skip
         self._pending.add([gradients])
-        moments = self._pending.take() if self.is_between_items else ()
+        moments = self._pending.take() if self._is_between_items else ()
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(gradients.vectors, moments=moments)
         record_update(self._statistics, [gradients], version, gradients.info, applied)
@@ -52,44 +65,32 @@ class CentralUpdates:
             self._local.skip_remaining()
         return True
 
+    @override
     def prepare_drain(self) -> None:
-        """Announce the next drain to the local worker; see `UpdateStrategy`."""
         self._local.announce_drain(self._num_drains + 1)
 
+    @override
     def drain(self, timeout_s: float) -> None:
-        """Drain the local worker; see `UpdateStrategy`."""
         self._num_drains += 1
         self._statistics.tree_ledger.report(0, *self._local.drain(self._num_drains, timeout_s))
         self._pending.discard()
-        self.is_between_items = True
+        self._is_between_items = True
 
+    @override
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the state of the local worker; see `UpdateStrategy`."""
         return self._local.whole_state(), [self._local.state()]
 
+    @override
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
-        """Restore the state of the local worker; see `UpdateStrategy`."""
         self._local.local_worker.load_whole_state(whole)
         for state in workers:
             if state is not None:
                 self._local.restore(state)
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Reseed the local worker; see `UpdateStrategy`."""
         self._local.reseed(seed)
 
+    @override
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
-        """Change the number of collection workers of the local worker; see `UpdateStrategy`."""
         self._local.resize(num_col_workers, resources)
-
-    def send_requests(self) -> None:
-        """Do nothing, because `step` calls the local worker directly."""
-
-    def finish(self, timeout_s: float) -> None:
-        """Do nothing, because no gradient is in flight between two calls of `step`."""
-
-    def forget_weights(self) -> None:
-        """Do nothing, because `step` calls the local worker directly, and thus never sends weights."""
-
-    def pull_weights(self, timeout_s: float) -> None:
-        """Do nothing, because the local worker applies the updates and has the newest weights."""

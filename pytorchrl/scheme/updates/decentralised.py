@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.runtime import Future
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -277,8 +279,8 @@ class DecentralisedUpdates(RemoteUpdates):
         self._used_up, self._skip = True, False
 
     @property
+    @override
     def is_between_items(self) -> bool:
-        """Whether all workers start the next step with new train batches."""
         return self._used_up or self._skip
 
     def _whole_state(self) -> WholeState:
@@ -294,9 +296,6 @@ class DecentralisedUpdates(RemoteUpdates):
         """Restore a saved state. Ranks receive the saved state of the algorithm when they form their first group."""
         super().restore(whole, workers)
         self._updates = whole.version
-
-    def forget_weights(self) -> None:
-        """Do nothing, because requests contain no weights: each rank applies the updates to its own weights."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy weights to the local worker from the first rank that answers; all ranks have the same weights."""

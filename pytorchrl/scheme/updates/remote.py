@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, TypeVar
 
+from typing_extensions import override
+
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -18,7 +20,7 @@ from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 from pytorchrl.scheme.updates.statistics import Statistics
-from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty
+from pytorchrl.scheme.updates.strategy import UpdateStrategy, WorkerState, discard_empty
 
 R = TypeVar("R")
 
@@ -55,7 +57,7 @@ def _seconds_of(answer: object) -> float | None:
             if isinstance(answer, Gradients) and answer.report is not None else None)
 
 
-class RemoteUpdates:
+class RemoteUpdates(UpdateStrategy):
     """The base class of strategies with remote gradient workers.
 
     The weights of each version are stored once; requests contain a reference to the stored weights.
@@ -105,8 +107,8 @@ class RemoteUpdates:
         self._statistics.traffic[GRADS] += traffic
         return gradients
 
+    @override
     def forget_weights(self) -> None:
-        """Make the next request to each worker contain the weights again."""
         self._versions = [-1] * len(self._workers)
         self._weight_sync.forget()
 
@@ -128,15 +130,7 @@ class RemoteUpdates:
         self._statistics.add_send_s(self.in_flight.take_send_s())
         return [done[index] for index in sorted(done)]
 
-    def send_requests(self) -> None:
-        """Do nothing, because `step` itself sends all requests for gradients."""
-
-    def pull_weights(self, timeout_s: float) -> None:
-        """Do nothing, because the local worker applies the updates and has the newest weights."""
-
-    def prepare_drain(self) -> None:
-        """Do nothing: the thread that calls `drain` also calls `step`, so no step is running that must end first."""
-
+    @override
     def drain(self, timeout_s: float) -> None:
         """Wait for requests in flight, and drain each gradient worker, so that nothing is in flight or queued.
 
@@ -169,29 +163,24 @@ class RemoteUpdates:
             self._is_draining = False
             self.in_flight.forget_waits()
 
-    @property
-    def is_between_items(self) -> bool:
-        """Return True, so that no caller waits for workers to use up their train batches; see `UpdateStrategy`."""
-        return True
-
+    @override
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the states of all workers; see `UpdateStrategy`."""
         return self._whole_state(), self._call_all(GWorker.state, dict.fromkeys(range(len(self._workers)), ()))
 
     def _whole_state(self) -> WholeState:
         return self._local.whole_state()
 
+    @override
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
-        """Restore the states of all workers; see `UpdateStrategy`."""
         self._local.local_worker.load_whole_state(whole)
         self._call_all(GWorker.restore, {index: (state,) for index, state in enumerate(workers) if state is not None})
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Reseed all workers; see `UpdateStrategy`."""
         self._call_all(GWorker.reseed, dict.fromkeys(range(len(self._workers)), (seed,)))
 
+    @override
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
-        """Change the number of collection workers of each gradient worker; see `UpdateStrategy`."""
         arguments = (num_col_workers, resources)
         self._call_all(GWorker.resize, dict.fromkeys(range(len(self._workers)), arguments))
 
@@ -211,8 +200,8 @@ class RemoteUpdates:
                 answers[index] = outcome.unwrap()
         return answers
 
+    @override
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
         for outcome in self.in_flight.finish(timeout_s):
             if isinstance(outcome.value, Gradients):
                 self._statistics.receive(outcome.value)

@@ -1,9 +1,9 @@
-"""The protocol of update strategies, and code that all strategies share."""
+"""The base class of update strategies, and code that several strategies use."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from pytorchrl.scheme.transport.messages import Gradients, Moments, WholeState
 from pytorchrl.scheme.updates.statistics import Statistics
@@ -13,21 +13,23 @@ WorkerState = StateDict
 """The result of `GWorker.state`: plain values and tensors by name."""
 
 
-class UpdateStrategy(Protocol):
+class UpdateStrategy(ABC):
     """A strategy that turns gradients into updates; it is chosen when the worker tree is built."""
 
+    @abstractmethod
     def step(self) -> None:
         """Make one update and record it."""
 
     def send_requests(self) -> None:
-        """Send the next requests now instead of in `step`, so that the workers compute in the meantime."""
+        """Send the requests for the next step in advance, if there are any, so that workers compute in the meantime."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
 
     def prepare_drain(self) -> None:
-        """Announce the next drain; a step that is waiting for data then ends. Any thread may call this method."""
+        """End a step that another thread makes and that is waiting for data, because `drain` will be called next."""
 
+    @abstractmethod
     def drain(self, timeout_s: float) -> None:
         """Finish or discard all work, so that nothing is in flight or queued; the next step resumes work."""
 
@@ -35,19 +37,24 @@ class UpdateStrategy(Protocol):
     def is_between_items(self) -> bool:
         """Whether all workers have used up their train batches, so that each starts a new one in the next step.
 
-        With asynchronous gradients, the value is always True. Workers then use up their train batches at different
-        times, so a caller that waited for all of them could wait forever.
+        The default is True, for strategies whose workers use up their train batches at different times: a caller that
+        waited for all of these workers could wait forever.
         """
+        return True
 
+    @abstractmethod
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
         """Return the algorithm's state and the workers' states (None for lost workers); call this after a drain."""
 
+    @abstractmethod
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
         """Restore a saved state, before the first step."""
 
+    @abstractmethod
     def reseed(self, seed: int) -> None:
         """Reseed the worker tree after a drain; see `GWorker.reseed`."""
 
+    @abstractmethod
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Change the number of collection workers of each gradient worker; see `GWorker.resize`.
 
@@ -56,7 +63,7 @@ class UpdateStrategy(Protocol):
         """
 
     def forget_weights(self) -> None:
-        """Make the next requests contain the weights again, even if the version of the weights has not changed."""
+        """Let the next requests contain the weights again, even if the version of the weights has not changed."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """If remote workers apply the updates, copy the newest weights of such a worker to the local worker."""

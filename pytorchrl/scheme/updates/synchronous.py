@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from typing_extensions import override
+
 from pytorchrl.runtime import Future, Handle
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.ledger import DropReason
@@ -81,8 +83,8 @@ class SynchronousUpdates(RemoteUpdates):
         self._pending.discard()
 
     @property
+    @override
     def is_between_items(self) -> bool:
-        """Whether the train batches of all workers are used up, so that the next step takes new ones."""
         return self._used_up
 
     def step(self) -> None:
