@@ -20,7 +20,7 @@ from pytorchrl.agent.meanings import HOMES, Here
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, OF_OTHER_LIBRARIES
 from pytorchrl.agent.option_values import parser_for
 from pytorchrl.cli.parsing import flag_of, titles, values_of
-from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
+from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.training.composition import OptionSpec, option_specs
 
 

@@ -40,7 +40,7 @@ from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
 from pytorchrl.envs.lookup import names_module
 from pytorchrl.errors import CheckpointError
 from pytorchrl.learner.options import LearnerOptions
-from pytorchrl.scheme.base.levels import as_keywords
+from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.support.untyped import Json
 
 Find = Callable[[str], object]

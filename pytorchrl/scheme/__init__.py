@@ -1,15 +1,15 @@
 """The worker tree: collection, gradients, updates, and the scheme that arranges them."""
 
-from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
-from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.ledger import DropReason, LedgerError, LedgerSnapshot
+from pytorchrl.scheme.options.base import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution
+from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.run import Processes, Ray, Simulated, Threads
+from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, SynchronousGradients
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.scheme import Scheme
-from pytorchrl.scheme.settings import Processes, Ray, Simulated, Threads
 from pytorchrl.scheme.supervision.evaluation import Evaluation
-from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, SynchronousGradients
 
 __all__ = [
     "ASYNC", "CENTRAL", "PARALLEL", "SYNC", "AsynchronousCollection", "AsynchronousGradients", "CWorkerSet",

@@ -14,11 +14,11 @@ from pytorchrl.agent.fit import check_fit, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
-from pytorchrl.scheme.base.levels import as_keywords
-from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.base import as_keywords
+from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.settings import Settings
 from pytorchrl.scheme.replay.routing import SPLITS_SEQUENCES
 from pytorchrl.scheme.replay.storage_options import kind_of
-from pytorchrl.scheme.settings import Settings
 from pytorchrl.support.untyped import UserPart
 
 _LARGE_BYTES = 10 * 2**20

@@ -10,7 +10,7 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import algorithms_for, learned_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.base.worker import ASYNC, SYNC
+from pytorchrl.scheme.options.base import ASYNC, SYNC
 from pytorchrl.scheme.replay.storage_options import has_priorities
 from pytorchrl.support.tracebacks import brief_errors_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
-    from pytorchrl.scheme.settings import ArchitectureKeywords
+    from pytorchrl.scheme.options.keywords import ArchitectureKeywords
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ import warnings
 import weakref
 
 from pytorchrl.runtime import Runtime, SimulatedRuntime
-from pytorchrl.scheme.base.worker import ASYNC
-from pytorchrl.scheme.settings import Settings
+from pytorchrl.scheme.options.base import ASYNC
+from pytorchrl.scheme.options.settings import Settings
 from pytorchrl.scheme.updates.u_worker import UWorker
 
 

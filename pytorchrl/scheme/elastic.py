@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, cast
 from pytorchrl.agent.factories import Agent
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.scheme.agent_parts import check_parts
-from pytorchrl.scheme.base.levels import raise_all
-from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
 from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.options.base import CENTRAL, PARALLEL, raise_all
+from pytorchrl.scheme.options.run import Ray
+from pytorchrl.scheme.options.settings import Settings
 from pytorchrl.scheme.recording.earlier_versions import differences_from
 from pytorchrl.scheme.rules import problems_of
-from pytorchrl.scheme.settings import Ray, Settings
 from pytorchrl.scheme.tree import workers_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytorchrl.agent.algorithms.precision_trial import BatchShape, measure, policies_of, undecided
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.gradients.kinds import Collection, SynchronousCollection
+from pytorchrl.scheme.options.collection import Collection, SynchronousCollection
 from pytorchrl.support.terminal import get_logger
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.factories import Agent
     from pytorchrl.agent.options import Factory
     from pytorchrl.agent.storages.base import Storage
-    from pytorchrl.scheme.settings import Settings
+    from pytorchrl.scheme.options.settings import Settings
 
 logger = get_logger(__name__)
 

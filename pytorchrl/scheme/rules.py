@@ -12,13 +12,14 @@ from typing import NamedTuple, TypeVar
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import FaultPlan, is_default
 from pytorchrl.runtime.processes.runtime import platform_problem
-from pytorchrl.scheme.base.levels import as_keywords, raise_all
-from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.settings import Processes, Ray, RuntimeKind, Settings, Simulated, Threads
+from pytorchrl.scheme.options.base import as_keywords, raise_all
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.run import Processes, Ray, RuntimeKind, Simulated, Threads
+from pytorchrl.scheme.options.settings import Settings
+from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, GradientKind
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, WEIGHTS, Compression
-from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, Gradients
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def checked_settings(given: Mapping[str, object], *, collection: Collection | None = None,
-                     gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
+                     gradients: GradientKind | None = None, runtime: RuntimeKind | str | None = None,
                      supervision: Supervisor.Options | None = None,
                      for_storage: Mapping[str, object] = {}) -> Settings:
     """Return the settings of a scheme, checked against all rules.

@@ -24,19 +24,20 @@ from pytorchrl.scheme.dropped import stop_if_dropped
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
-from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
-from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection
+from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
+from pytorchrl.scheme.options.run import RuntimeKind
+from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, gradients_of, known_keywords
+from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
 from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
-from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, known_keywords
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.scheme.supervision.evaluations import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
-from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients_of
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.support.terminal import printable
@@ -89,7 +90,7 @@ class Scheme(Architectures):
     def __init__(self, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],  # noqa: PLR0913
                  storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
                  test_envs_factory: EnvFactory | None = None, *, collection: Collection | None = None,
-                 gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
+                 gradients: GradientKind | None = None, runtime: RuntimeKind | str | None = None,
                  supervision: Supervisor.Options | None = None, **settings: Unpack[SchemeKeywords]) -> None:
         keywords: dict[str, object] = {**settings}
         for_storage = {name: keywords.pop(name) for name in STORAGE_KEYWORDS if name in keywords}

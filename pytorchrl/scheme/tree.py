@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytorchrl.agent.factories import Agent
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet, GWorkerSetFactory
-from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 
 

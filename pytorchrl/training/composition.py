@@ -30,7 +30,7 @@ from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
-from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
+from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.support.untyped import OptionValue, UserPart
 from pytorchrl.training import presets
 

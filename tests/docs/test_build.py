@@ -12,7 +12,7 @@ import pytest
 import pytorchrl
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.agent.names_elsewhere import OF_OTHER_LIBRARIES
-from pytorchrl.scheme.settings import known_keywords
+from pytorchrl.scheme.options.settings import known_keywords
 from tests.conftest import ROOT
 
 pytest.importorskip("myst_nb")

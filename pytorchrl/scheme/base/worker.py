@@ -2,72 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
-from enum import Enum
-from typing import NoReturn
 
 import numpy as np
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.transport.link import Peer
-
-
-class _Choice(str, Enum):
-    """An enum of strings; the error for an unknown string suggests the most similar member."""
-
-    @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
-        allowed = [choice.value for choice in cls]
-        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.3)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{cls.__name__.lower()} must be one of {allowed}, got {value!r}{hint}")
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-class Communication(_Choice):
-    """Whether workers wait for each other."""
-
-    SYNC = "synchronous"
-    ASYNC = "asynchronous"
-
-
-class Execution(_Choice):
-    """Where an operation runs: in the parent worker or in remote workers."""
-
-    CENTRAL = "Central"
-    PARALLEL = "Parallel"
-
-
-SYNC, ASYNC = Communication.SYNC, Communication.ASYNC
-CENTRAL, PARALLEL = Execution.CENTRAL, Execution.PARALLEL
-
-
-def check_execution(level: str, execution: Execution | str, num_workers: int) -> Execution:
-    """Return `execution` as an enum member; raise `ConfigError` if it is central and there are several workers.
-
-    Args:
-        level: "col" for collection workers, or "grad" for gradient workers.
-        execution: "Central" or "Parallel".
-        num_workers: Number of these workers.
-    """
-    execution = Execution(execution)
-    if execution is CENTRAL and num_workers > 1:
-        above = "GWorkerSet.create_factory" if level == "col" else "Scheme.from_factory"
-        raise ConfigError(f"{level}_execution='Central' contradicts num_{level}_workers={num_workers}: the local "
-                          f"worker would do all the work; give {level}_execution='Parallel' to the level above (its "
-                          f"default in {above} is 'Central'), or 1 worker")
-    return execution
-
-
-def check_count(name: str, value: object, low: int = 1) -> int:
-    """Return `value` if it is a whole number >= `low`, else raise `ConfigError`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(f"{name} must be a whole number >= {low}, got {value!r}")
-    return value
 
 
 def check_timeout(value: object) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar, cast
 
 from pytorchrl.errors import RayDiedError, StartError, StartTimeoutError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
-from pytorchrl.scheme.base.levels import raise_all
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.link import measure_links
 from pytorchrl.support.untyped import OptionValue
@@ -20,26 +17,6 @@ W = TypeVar("W", bound=Worker)
 # workers, because many workers may start at the same time on few cores.
 _START_TIMEOUT_S = 60.0
 _START_TIMEOUT_PER_WORKER_S = 10.0
-_RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
-
-
-def check_resources(name: str, resources: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if the amount of a resource is invalid, or if the name of a resource seems misspelled.
-
-    Args:
-        name: Name of the option that has the value `resources`, for the error message.
-        resources: The amount of each resource, by name. Names that Ray does not know are custom resources of a cluster.
-    """
-    problems = []
-    for key, amount in resources.items():
-        near = [] if key in _RESOURCES else difflib.get_close_matches(str(key), _RESOURCES, n=1)
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
-            problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
-        elif near:
-            problems.append(f"{name} has {key!r}; did you mean {near[0]!r}?")
-        elif key == "num_gpus" and amount > 1 and amount != int(amount):
-            problems.append(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}")
-    raise_all(problems)
 
 
 class WorkerSet(Generic[W]):

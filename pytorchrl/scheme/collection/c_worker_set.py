@@ -9,15 +9,24 @@ from typing import TYPE_CHECKING, TypeAlias
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
-from pytorchrl.scheme.base.levels import from_keywords
-from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution, check_execution
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker, Role
 from pytorchrl.scheme.collection.central_inference import Inference
 from pytorchrl.scheme.collection.env_worker import EnvWorker
-from pytorchrl.scheme.collection.recipe import CWorkerOptions, CWorkerRecipe, ReplayCWorkerOptions
+from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.keywords import CollectionKeywords, refuse_other_levels
+from pytorchrl.scheme.options.base import (
+    ASYNC,
+    CENTRAL,
+    PARALLEL,
+    SYNC,
+    Communication,
+    Execution,
+    check_execution,
+    from_keywords,
+)
+from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
+from pytorchrl.scheme.options.keywords import CollectionKeywords, refuse_other_levels
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.tracebacks import brief_errors
 

@@ -6,24 +6,24 @@ import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
-from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.central_inference import CentralInference, Inference
 from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.local_collection import LocalCollection
+from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.protocols import CollectionStrategy, Destination, RoundStrategy
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC, Resizing
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival, OnDemand
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.options.base import ASYNC, Communication, Execution, options_of
+from pytorchrl.scheme.options.collection import CollectorOptions
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
@@ -118,13 +118,7 @@ class CollectorThread(threading.Thread):
         num_sent_since_broadcast: Number of rollouts received since weights were last attached to a request.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options that control how long the learner waits for data."""
-
-        queue_timeout_s: float = option(
-            300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error or, "
-            "in asynchronous collection, reacts according to on_starved.")
+    Options: TypeAlias = CollectorOptions
 
     def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
@@ -174,9 +168,9 @@ class CollectorThread(threading.Thread):
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
         if not self.remote_workers:
-            options = collection if isinstance(collection, Barrier.Options) else Barrier.Options()
-            return LocalCollection(self.local_worker, self._ledger, self._watch,
-                                   options.owed_steps(self.local_worker.storage.rollout_size))
+            owed = OwedSteps(self.local_worker.storage.rollout_size,
+                             options_of(Barrier.Options, collection).finishes_stragglers)
+            return LocalCollection(self.local_worker, self._ledger, self._watch, owed)
         if self._inference is not None:
             return CentralInference(
                 cast("list[Handle[EnvWorker]]", self.remote_workers), self._runtime, self.supervisor, self._ledger,

@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
-from pytorchrl.errors import CollectionError, ConfigError, WorkerLostError
+from pytorchrl.errors import CollectionError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
@@ -22,6 +20,7 @@ from pytorchrl.scheme.collection.protocols import Deliver
 from pytorchrl.scheme.collection.resizing import Closed, Elastic
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.options.collection import BarrierOptions, OnArrivalOptions
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
@@ -152,32 +151,7 @@ class Barrier(_RemoteCollection):
         timeout_s: Time limit of a round, in seconds.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of synchronous collection."""
-
-        col_fraction_workers: float = option(
-            1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be "
-            "complete before a synchronous round preempts the other workers. It applies to the workers of each "
-            "gradient worker or, in decentralised schemes, to gradient workers that collect themselves.")
-        fraction_samples: float = option(
-            0.25, low=0.0, high=1.0, exclusive=True, help="Smallest share of a rollout that a preempted worker "
-            "collects.")
-        on_straggler: str = option(
-            "cut", choices=("cut", "finish"), help="Treatment of a preempted rollout: with \"finish\", the worker "
-            "collects its rest at the start of the next round, so that all workers contribute equally many steps; with "
-            "\"cut\", slow workers contribute fewer steps.")
-
-        def __post_init__(self) -> None:
-            """Refuse options for preempted workers if no worker is ever preempted."""
-            super().__post_init__()
-            if self.col_fraction_workers == 1.0:
-                self._refuse_changed(["fraction_samples", "on_straggler"], "col_fraction_workers < 1, because no "
-                                     "worker is stopped otherwise")
-
-        def owed_steps(self, rollout_size: int) -> OwedSteps:
-            """Return a counter of steps missing from preempted rollouts; a full rollout has `rollout_size` steps."""
-            return OwedSteps(rollout_size, self.on_straggler == "finish")
+    Options: TypeAlias = BarrierOptions
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: Barrier.Options, timeout_s: float) -> None:
@@ -186,7 +160,7 @@ class Barrier(_RemoteCollection):
         self._timeout_s, self._rollout_size = timeout_s, weights.local_worker.num_envs * rollout_size
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
-        self._owed = options.owed_steps(rollout_size)
+        self._owed = OwedSteps(rollout_size, options.finishes_stragglers)
         self._rests: dict[int, Rollout] = {}  # worker index -> rest of a preempted rollout, once received
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
@@ -325,28 +299,7 @@ class OnArrival(_RemoteCollection):
         options: Options of asynchronous collection.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of asynchronous collection."""
-
-        col_in_flight: int = option(
-            2, low=1, help="Number of requests in flight to each asynchronous collection worker.")
-        broadcast_interval: int = option(
-            1, low=1, help="Number of updates after which an asynchronous collection worker receives new weights.")
-        max_weight_sync_delay: int | None = option(
-            None, low=1, help="Number of env steps after which a collection worker receives the newest weights; "
-            "replaces broadcast_interval.")
-
-        def __post_init__(self) -> None:
-            """Refuse `broadcast_interval` together with `max_weight_sync_delay`."""
-            super().__post_init__()
-            if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
-                raise ConfigError("max_weight_sync_delay replaces broadcast_interval; set only one of them")
-
-        @property
-        def longest_interval(self) -> int:
-            """Number of updates after which a worker receives new weights; a subclass may return a smaller number."""
-            return self.broadcast_interval
+    Options: TypeAlias = OnArrivalOptions
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: OnArrival.Options) -> None:

@@ -18,16 +18,17 @@ from pytorchrl.scheme.collection.resizing import Elastic, Resizing
 from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches, plan_passes
 from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource, TrainBatchSource
-from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
-from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.staging import staging_for
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.options.base import options_of
+from pytorchrl.scheme.options.collection import SampleQueueOptions
+from pytorchrl.scheme.options.gradients import GWorkerOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.bad_batches import BadBatches

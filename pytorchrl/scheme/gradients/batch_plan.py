@@ -10,8 +10,9 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.collection.strategies import Barrier
 from pytorchrl.scheme.gradients import microbatch as micro
-from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.options.base import options_of
+from pytorchrl.scheme.options.gradients import GWorkerOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.multi.replay import MultiAgentReplay
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
-from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.gradients.microbatch import reason_to_keep_batch
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
 
 if TYPE_CHECKING:

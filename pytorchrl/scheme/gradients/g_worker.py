@@ -13,20 +13,21 @@ from pytorchrl.agent.data import Batch
 from pytorchrl.errors import CallOrderError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.scheme.base.worker import Communication, Execution, Worker
+from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients import microbatch as micro
 from pytorchrl.scheme.gradients.assembly import assemble
 from pytorchrl.scheme.gradients.error_parts import errors_carry_part
-from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.gradient_computer import not_finite
-from pytorchrl.scheme.gradients.kinds import default_collection
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors
 from pytorchrl.scheme.gradients.saved_state import restore_state, state_of
 from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
+from pytorchrl.scheme.options.base import Communication, Execution
+from pytorchrl.scheme.options.gradients import GWorkerOptions
+from pytorchrl.scheme.options.settings import default_collection
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, FactoryError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
-from pytorchrl.scheme.base.levels import as_keywords, raise_all
-from pytorchrl.scheme.base.worker import PARALLEL, Communication, Execution, check_execution
-from pytorchrl.scheme.base.worker_set import WorkerSet, check_resources
+from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.collection.strategies import Barrier
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection, collection_of
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.keywords import GradientKeywords, refuse_other_levels
+from pytorchrl.scheme.options.base import (
+    Communication,
+    Execution,
+    as_keywords,
+    check_execution,
+    raise_all,
+)
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.gradients import GWorkerSetOptions
+from pytorchrl.scheme.options.keywords import GradientKeywords, refuse_other_levels
+from pytorchrl.scheme.options.settings import collection_of
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, Compression
@@ -57,43 +62,7 @@ class GWorkerSet(WorkerSet[GWorker]):
     kind = "gradient workers"
     home = "scheme"
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of the gradient workers."""
-
-        num_grad_workers: int = option(
-            1, low=1, help="Number of gradient workers. By default, a single worker runs in the update worker's "
-            "process; 2 or more are always remote.")
-        grad_execution: Execution | None = option(
-            None, help="Where gradients are computed: \"Central\" in the update worker's process, \"Parallel\" in "
-            "remote workers, even if there is only one. None: \"Central\" for one gradient worker, \"Parallel\" for "
-            "several.")
-        grad_worker_resources: Mapping[str, float] = option(
-            default_factory=lambda: dict(DEFAULT_RESOURCES),
-            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers "
-            "that compute on a GPU, and is reduced to the available resources.")
-        grad_device: str | None = option(
-            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) "
-            "or \"cuda:N\"; None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
-        compress_grads_to_send: bool | str = option(
-            False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy codecs \"fp16\", "
-            "\"bf16\", \"int8\" and \"topk\", \"auto\" (bf16 if that saves time) or \"auto:<name>\".")
-
-        def __post_init__(self) -> None:
-            """Refuse invalid resources, and codecs that are unknown or not installed."""
-            super().__post_init__()
-            check_resources("grad_worker_resources", self.grad_worker_resources)
-            Compression.of(GRADS, self.compress_grads_to_send)
-
-        @property
-        def num_workers(self) -> int:
-            """Number of gradient workers."""
-            return self.num_grad_workers
-
-        @property
-        def is_parallel(self) -> bool:
-            """Whether the gradient workers are remote."""
-            return self.num_grad_workers > 1 if self.grad_execution is None else self.grad_execution is PARALLEL
+    Options: TypeAlias = GWorkerSetOptions
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,

@@ -9,9 +9,8 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +18,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import map_tensors, weights_of_gradients
 from pytorchrl.agent.multi.data import MultiBatch
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.base.options import PrefetchOptions
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.staging import Staging
+from pytorchrl.scheme.options.gradients import MicrobatchCollectionOptions, MicrobatchOptions
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import BatchOfKind, UserPart
 
 REDUCTIONS = ("mean", "sum")
-NORM_OVER = ("batch", "microbatch")
 _CPU = torch.device("cpu")
 
 logger = get_logger(__name__)
@@ -49,30 +44,8 @@ class GradAccumulator:
         samples: For each policy, the number of valid samples in the slices so far.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options for batches that are too large for one backward pass."""
-
-        microbatch_size: int | None = option(
-            None, low=1, help="Largest number of env steps in one backward pass; the gradient of a larger batch is "
-            "computed in slices, with the same result. With train_batch_size and synchronous collection, data are also "
-            "collected in microbatches, and a microbatch that the algorithm uses only once is discarded once its "
-            "gradient has been computed. None: no limit.")
-
-    @dataclass(frozen=True, kw_only=True)
-    class CollectOptions(Options, PrefetchOptions):
-        """Options for train batches that are collected in microbatches."""
-
-        norm_over: str = option(
-            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes values such as advantages if a "
-            "train batch is collected in microbatches: \"batch\" keeps the whole train batch in host memory, "
-            "\"microbatch\" does not.")
-
-        def __post_init__(self) -> None:
-            """Refuse to prefetch more than one microbatch."""
-            super().__post_init__()
-            if self.prefetch not in (None, 0, 1):
-                raise ConfigError(f"prefetch must be 0, 1 or None, got {self.prefetch!r}")
+    Options: TypeAlias = MicrobatchOptions
+    CollectOptions: TypeAlias = MicrobatchCollectionOptions
 
     def __init__(self, microbatch_size: int | None = None, reduction: str = "mean") -> None:
         if reduction not in REDUCTIONS:

@@ -10,7 +10,7 @@ from typing import Protocol
 from pytorchrl.errors import DeviceError
 from pytorchrl.runtime import CPU_RESOURCES, is_default
 from pytorchrl.scheme.devices import CPU, CUDA, check_device
-from pytorchrl.scheme.gradients.kinds import Collection, SynchronousCollection
+from pytorchrl.scheme.options.collection import Collection, SynchronousCollection
 
 _NAMES = {"grad": "gradient", "col": "collection"}
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.counters import WorkerCounters
-from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.options.collection import SampleQueueOptions
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 

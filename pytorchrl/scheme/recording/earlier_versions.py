@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pytorchrl.scheme.options.settings import default_of_keyword, known_keywords
 from pytorchrl.scheme.recording.record import as_json, differences
-from pytorchrl.scheme.settings import default_of_keyword, known_keywords
 
 # A resumed run may change these settings, in addition to the settings that a replayed run may change.
 _FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers"})

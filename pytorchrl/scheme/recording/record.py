@@ -28,12 +28,12 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.algorithms.precision_trial import precisions_of
-from pytorchrl.agent.options import Factory, option
-from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
 from pytorchrl.files.lines import check_sealed, seal, seal_of
 from pytorchrl.runtime import Event, Part, WorkersPart
+from pytorchrl.scheme.options.run import RecordOptions
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import Json
 
@@ -99,15 +99,6 @@ def checksum_of(info: Mapping[str, float]) -> int:
     checksums.
     """
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
-
-
-def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Make the path in the option `name` absolute; keep None, and raise `ConfigError` for an empty path."""
-    if path is None:
-        return None
-    if not os.fspath(path):
-        raise ConfigError(f"{name} must be the path of a file or None, got {path!r}")
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
 class RecordWriter:
@@ -181,24 +172,7 @@ class RecordWriter:
 class Record:
     """The contents of the file that records a run."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options for recording and replaying a run."""
-
-        record: str | os.PathLike[str] | None = option(
-            None, help="New file in which to record the events that, together with the seed, determine the run, such "
-            "as the order in which messages arrive. It is written up to four times a second.")
-        replay: str | os.PathLike[str] | None = option(
-            None, help="File that `record` wrote. The run is repeated bit for bit, to its end, in the simulated "
-            "runtime; the first event that cannot be repeated raises an error.")
-
-        def __post_init__(self) -> None:
-            """Make paths absolute; raise `ConfigError` if `record` and `replay` are both given."""
-            super().__post_init__()
-            for name in ("record", "replay"):
-                object.__setattr__(self, name, _absolute(name, getattr(self, name)))
-            if self.record is not None and self.replay is not None:
-                raise ConfigError("record and replay exclude each other; leave one out")
+    Options = RecordOptions
 
     path: str
     settings: dict[str, Json]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
-"""Routing strategies, in this order: each shard in turn, a random shard, the shard with the fewest env steps, and a
-fixed shard for each collection worker."""
 SPLITS_SEQUENCES = ("least_loaded", "random")
 """Routings that are refused for sequences, which need all steps of a collection worker in the same shard."""
 

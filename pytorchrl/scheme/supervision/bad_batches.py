@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
-from pytorchrl.errors import ConfigError
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import BatchOfKind, StateDict
 
@@ -23,33 +22,6 @@ from pytorchrl.support.untyped import BatchOfKind, StateDict
 _MAX_FILES = 5
 
 logger = get_logger(__name__)
-
-
-def check_directory(name: str, value: object) -> str:
-    """Return the absolute path of a directory that exists or can be created, else raise `ConfigError`."""
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not os.fspath(value):
-        raise ConfigError(f"{name} must be a directory or None, got {value!r}")
-    path = Path(os.path.abspath(os.path.expanduser(os.fspath(value))))
-    nearest = path
-    try:
-        while not _is_there(nearest):
-            nearest = nearest.parent
-    except (OSError, ValueError) as error:  # e.g. a parent is a file, a name is too long, or there is a null byte
-        raise ConfigError(f"{name} {str(path)!r} cannot be a directory: {error}") from error
-    if not nearest.is_dir():
-        raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is not a directory")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{name} {str(path)!r} cannot be written: this user may not write to {str(nearest)!r}")
-    return str(path)
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether a path exists, as `os.path.lexists` does, but raise every error except `FileNotFoundError`."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 class BadBatches:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
 from pytorchrl.errors import (
     CrashLoopError,
     InsufficientResourcesError,
@@ -19,9 +16,8 @@ from pytorchrl.errors import (
     WorkerLostError,
 )
 from pytorchrl.runtime import Handle, Runtime
+from pytorchrl.scheme.options.run import SupervisorOptions
 from pytorchrl.support.terminal import get_logger
-
-FAILURE_POLICIES = ("restart", "ignore", "raise")
 
 # Largest number of replacements of one worker, and the number of seconds within which they are counted.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
@@ -70,16 +66,7 @@ class Supervisor:
         gone: Indices of the workers that are lost and not (yet) replaced.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options for the handling of lost workers."""
-
-        on_worker_failure: str = option(
-            "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a "
-            "replacement with the newest weights, \"ignore\" continues with the other workers, \"raise\" ends the run.")
-        worker_timeout_s: float = option(
-            60.0, low=0.0, exclusive=True, help="Seconds without a result after which a worker is considered hung; ten "
-            "times the longest call so far, if that is longer. A replacement may wait this long for free resources.")
+    Options: TypeAlias = SupervisorOptions
 
     def __init__(self, workers: Sequence[Handle[Any]],  # workers of any class
                  replace: Callable[[int], object], runtime: Runtime, options: Options | None = None, seed: int = 0, *,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from typing import TypeAlias
 
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError, DeadlockError, ReplayError
+from pytorchrl.errors import DeadlockError, ReplayError
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.ledger import DropReason
+from pytorchrl.scheme.options.updates import AsynchronousUpdatesOptions
 from pytorchrl.scheme.transport.messages import Gradients, Moments
 from pytorchrl.scheme.transport.requests import ENDS_OF_POLLS, POLL_INTERVAL_S
 from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import PendingMoments, discard_empty, record_update
-
-LAG_POLICIES = ("apply", "scale", "drop")
 
 
 class AsynchronousUpdates(RemoteUpdates):
@@ -37,41 +34,7 @@ class AsynchronousUpdates(RemoteUpdates):
             then raises the error.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of asynchronous gradients.
-
-        The lag of a gradient is the number of updates between the weights with which it was computed and the current
-        weights.
-        """
-
-        aggregate: int = option(
-            1, low=1, help="Number of asynchronous gradients, from different gradient workers, that are averaged into "
-            "one update.")
-        max_grad_lag: int | None = option(
-            None, low=0, help="Largest lag, in updates, at which an asynchronous gradient is applied unchanged; "
-            "None: no limit.")
-        lag_policy: str = option(
-            "apply", choices=LAG_POLICIES, help="Treatment of a gradient whose lag l exceeds max_grad_lag = m: "
-            "\"apply\" applies it unchanged and counts it, \"scale\" multiplies it by (1 + m) / (1 + l), \"drop\" "
-            "drops it.")
-
-        def __post_init__(self) -> None:
-            """Refuse a `lag_policy` that has no effect because `max_grad_lag` is None."""
-            super().__post_init__()
-            if self.max_grad_lag is None and self.lag_policy != "apply":
-                raise ConfigError(
-                    f"lag_policy={self.lag_policy!r} needs max_grad_lag, got None; set the largest acceptable lag")
-
-        def is_late(self, lag: int) -> bool:
-            """Return whether a lag exceeds `max_grad_lag`."""
-            return self.max_grad_lag is not None and lag > self.max_grad_lag
-
-        def factor(self, lag: int) -> float:
-            """Return the factor by which a gradient with this lag is multiplied; 0 means that it is dropped."""
-            if self.max_grad_lag is None or lag <= self.max_grad_lag or self.lag_policy == "apply":
-                return 1.0
-            return (1 + self.max_grad_lag) / (1 + lag) if self.lag_policy == "scale" else 0.0
+    Options: TypeAlias = AsynchronousUpdatesOptions
 
     def __init__(self, tree: Collaborators, options: Options) -> None:
         super().__init__(tree)

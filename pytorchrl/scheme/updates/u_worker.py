@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import replace
+from typing import NoReturn, TypeAlias
 
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
-from pytorchrl.scheme.base.worker import Execution, Worker
+from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
-from pytorchrl.scheme.gradients.kinds import SynchronousCollection
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.options.base import Execution
+from pytorchrl.scheme.options.collection import SynchronousCollection
+from pytorchrl.scheme.options.settings import gradients_of
+from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, GradientKind, UWorkerOptions
 from pytorchrl.scheme.recording.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
@@ -28,7 +29,6 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 from pytorchrl.scheme.updates.central import CentralUpdates
 from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
-from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, Gradients, gradients_of
 from pytorchrl.scheme.updates.remote import Collaborators
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
@@ -133,25 +133,11 @@ class UWorker(Worker):
         statistics: Ledger, lags, episodes and further statistics.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of the update worker."""
-
-        updates_per_step: int = option(
-            1, low=1, help="Number of updates that one call of `step()` makes; it returns mean statistics over these "
-            "updates.")
-        compress_weights_to_send: bool | str = option(
-            False, help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: "
-            "\"fp16\", \"bf16\"), \"auto\" (\"lz4\" while that saves time) or \"auto:<name>\".")
-
-        def __post_init__(self) -> None:
-            """Refuse a codec that does not exist or is not for weights."""
-            super().__post_init__()
-            Compression.of(WEIGHTS, self.compress_weights_to_send)
+    Options: TypeAlias = UWorkerOptions
 
     def __init__(self, grad_workers_factory: GWorkerSetFactory, index_worker: int = 0, *,  # noqa: PLR0913
                  grad_execution: Execution | str = "Central", options: Options | None = None,
-                 gradients: Gradients | None = None, device: str | None = None, runtime: Runtime | None = None,
+                 gradients: GradientKind | None = None, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int | None = None, record: RecordWriter | None = None,
                  replay: Record | None = None) -> None:
         super().__init__(index_worker)

@@ -34,7 +34,7 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.cli import main
 from pytorchrl.learner.descriptions import find_by_import, find_imported, from_json, to_json
 from pytorchrl.errors import CheckpointError
-from pytorchrl.scheme.base.levels import as_keywords
+from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.training.training import load
 
 STRANGE = "strange_parts"

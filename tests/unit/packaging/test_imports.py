@@ -62,6 +62,20 @@ def test_folders_import_only_those_that_they_may():
     assert wrong == []
 
 
+# The modules that the declarations of the scheme's options may import; none of them has a worker.
+OPTIONS_MAY_IMPORT = ("pytorchrl.agent", "pytorchrl.errors", "pytorchrl.runtime", "pytorchrl.scheme.devices",
+                      "pytorchrl.scheme.options", "pytorchrl.scheme.transport.encoder")
+
+
+@reads_source
+def test_options_of_the_scheme_import_no_worker():
+    found = {name_of(path): [name for name in imports_of(path) if name.startswith("pytorchrl.")
+                             and not name.startswith(OPTIONS_MAY_IMPORT)]
+             for path in MODULES if path.parent == PACKAGE / "scheme" / "options"}
+    assert len(found) >= 8
+    assert not any(found.values()), found
+
+
 def test_every_folder_has_a_rule_and_rules_allow_no_circle():
     found = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"} - {
         "__init__", "__pycache__"}

@@ -18,7 +18,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.settings import Settings
+from pytorchrl.scheme.options.settings import Settings
 
 GRADS, COLLECTORS = {"num_grad_workers": 2}, {"num_col_workers": 2}
 THREAD = {"col_communication": ASYNC}

@@ -11,7 +11,7 @@ import pytest
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.runtime.simulated import SimulatedRuntime
-from pytorchrl.scheme.settings import default_of_keyword, known_keywords
+from pytorchrl.scheme.options.settings import default_of_keyword, known_keywords
 
 TESTS = Path(__file__).parents[2]
 ONE_SLOW = {"costs": {"step@*/CWorker 2": 1.0}}

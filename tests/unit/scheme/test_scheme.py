@@ -12,7 +12,7 @@ import torch
 
 from pytorchrl import A2C, ASYNC, SYNC, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.scheme.settings import known_keywords
+from pytorchrl.scheme.options.settings import known_keywords
 
 
 def _parameters_after(scheme, num_updates):

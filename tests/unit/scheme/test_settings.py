@@ -31,10 +31,10 @@ from pytorchrl.scheme import (
     Threads,
 )
 from pytorchrl.scheme.architectures import PRESETS
-from pytorchrl.scheme.base.levels import own_names
-from pytorchrl.scheme.gradients.kinds import COLLECTION_KINDS
-from pytorchrl.scheme.keywords import SchemeKeywords
-from pytorchrl.scheme.settings import (
+from pytorchrl.scheme.options.base import own_names
+from pytorchrl.scheme.options.collection import COLLECTION_KINDS
+from pytorchrl.scheme.options.keywords import SchemeKeywords
+from pytorchrl.scheme.options.settings import (
     LEVELS,
     STORAGE_KEYWORDS,
     declaration_of,
@@ -42,7 +42,7 @@ from pytorchrl.scheme.settings import (
     known_keywords,
     names_of_level,
 )
-from pytorchrl.scheme.updates.kinds import GRADIENT_KINDS
+from pytorchrl.scheme.options.updates import GRADIENT_KINDS
 
 OPTIONS = [name for level in LEVELS for name in names_of_level(level)]
 KINDS = (*COLLECTION_KINDS, *GRADIENT_KINDS, Ray, Threads, Simulated)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
-from pytorchrl.scheme.settings import declaration_of, known_keywords
+from pytorchrl.scheme.options.settings import declaration_of, known_keywords
 from pytorchrl.training.composition import GROUPS, scheme_options
 
 

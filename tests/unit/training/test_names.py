@@ -31,7 +31,7 @@ from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.training.composition import known_names, option_specs
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.architectures import PRESETS
-from pytorchrl.scheme.settings import known_keywords
+from pytorchrl.scheme.options.settings import known_keywords
 
 PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2", "OnPolicyActor", "OffPolicyActor",
               "QActor", "GAEBuffer",

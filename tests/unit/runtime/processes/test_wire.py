@@ -22,7 +22,7 @@ from pytorchrl.runtime.processes.wire import builder_of, take_apart
 from pytorchrl.scheme.transport.codecs import get_codec
 from pytorchrl.scheme.transport.encoder import Sent, Traffic
 from pytorchrl.scheme.transport.messages import Gradients, Rollout, RolloutHeader, Weights
-from pytorchrl.scheme.base.worker import ASYNC
+from pytorchrl.scheme.options.base import ASYNC
 from pytorchrl.scheme.ledger import Ledger
 
 

@@ -1,4 +1,4 @@
-"""Test the checks of choices and counts, and test that a process with a worker keeps freed memory for reuse."""
+"""Test that a process with a worker keeps freed memory for reuse."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import platform
 
 import pytest
 
-from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Execution, Worker, check_count, check_execution
+from pytorchrl.scheme.base.worker import Worker
 from tests.conftest import process_environment, result_of
 
 SCRIPT = """
@@ -50,38 +49,6 @@ def test_freed_memory_is_kept(run_python):
 def test_malloc_thresholds_in_the_environment_take_precedence(run_python):
     _, after = faults(run_python, MALLOC_TRIM_THRESHOLD_="131072")
     assert after > 10_000
-
-
-@pytest.mark.parametrize("choice", [SYNC, ASYNC, CENTRAL, PARALLEL])
-def test_a_choice_equals_its_text(choice):
-    assert type(choice)(str(choice)) is choice
-    assert choice == str(choice)
-
-
-@pytest.mark.parametrize(("text", "near"), [("central", "Central"), ("Parallels", "Parallel")])
-def test_a_wrong_choice_is_refused_with_a_suggestion(text, near):
-    with pytest.raises(ConfigError, match=rf"execution must be one of .*, got '{text}'; did you mean '{near}'\?"):
-        Execution(text)
-
-
-@pytest.mark.parametrize("num_workers", [1, 2, 5])
-@pytest.mark.parametrize("execution", ["Central", PARALLEL])
-def test_only_one_worker_can_be_central(execution, num_workers):
-    if execution == "Central" and num_workers > 1:
-        with pytest.raises(ConfigError, match=f"grad_execution='Central' contradicts num_grad_workers={num_workers}"):
-            check_execution("grad", execution, num_workers)
-    else:
-        assert check_execution("grad", execution, num_workers) is Execution(execution)
-
-
-@pytest.mark.parametrize(("value", "low"), [(0, 1), (-1, 0), (True, 1), (1.0, 1), ("1", 1), (None, 0)])
-def test_invalid_counts_are_refused(value, low):
-    with pytest.raises(ConfigError, match=f"size must be a whole number >= {low}, got {value!r}"):
-        check_count("size", value, low)
-
-
-def test_a_count_is_returned():
-    assert [check_count("size", 0, 0), check_count("size", 1), check_count("size", 7)] == [0, 1, 7]
 
 
 def test_a_worker_that_is_built_is_ready():

@@ -8,7 +8,8 @@ import pytest
 
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, VecEnv
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.scheme.collection.recipe import CWorkerOptions, CWorkerRecipe, ReplayCWorkerOptions
+from pytorchrl.scheme.collection.recipe import CWorkerRecipe
+from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
 
 
 def make_recipe(options, num_parents=1):

@@ -16,7 +16,7 @@ from pytorchrl.envs.testing import SleepEnv
 from pytorchrl.errors import ConfigError, LearnerStarvedError
 from pytorchrl.runtime import Journal, ThreadRuntime
 from pytorchrl.scheme.counters import WorkerCounters
-from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
+from pytorchrl.scheme.options.collection import SampleQueueOptions
 from pytorchrl.scheme.gradients.sample_queue import CircularBuffer, RingBuffer, SampleQueue
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import Ledger

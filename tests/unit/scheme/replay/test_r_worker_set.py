@@ -10,7 +10,8 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.replay.r_worker import RWorker
-from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
+from pytorchrl.scheme.options.replay import FREE
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from tests.unit.scheme.replay.numbered import SIZE, rollout, start_shards
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import Batch
-from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.supervision.bad_batches import BadBatches, check_directory
+from pytorchrl.scheme.supervision.bad_batches import BadBatches
 
 GOOD, BAD = torch.tensor([3.0, 4.0]), torch.tensor([3.0, float("nan")])
 
@@ -59,25 +58,6 @@ def test_a_file_contains_only_the_batch(tmp_path):
     assert batch.ret.tolist() == [4.0, 5.0, 6.0, 7.0]
     # Only the batch is stored, not the 100 numbers that it is a view of
     assert batch.ret.untyped_storage().nbytes() == 4 * 4
-
-
-def test_existing_and_new_directories_are_accepted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert check_directory("folder", tmp_path) == str(tmp_path)
-    assert check_directory("folder", "a/b/c") == str(tmp_path / "a" / "b" / "c")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("wrong", "text"), [
-    ("", "folder must be a directory or None"), (None, "got None"), (3, "got 3"), (b"bytes", "got b'bytes'"),
-    ("file", "folder must be a directory, got"), ("file/below", "folder .* cannot be a directory"),
-    ("zero\0byte", "folder .* cannot be a directory"), ("x" * 300, "folder .* cannot be a directory")],
-    ids=["empty", "none", "number", "bytes", "file", "below a file", "zero byte", "long"])
-def test_paths_that_cannot_be_directories_are_refused(tmp_path, monkeypatch, wrong, text):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=text):
-        check_directory("folder", wrong)
 
 
 def test_an_incomplete_file_is_removed(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Types of the flat keywords (options as keyword arguments of `Scheme`), for editors and type checkers.
 
-Names, defaults, ranges and help texts are in the `Options` classes; see `pytorchrl.scheme.settings`. A test checks
+Names, defaults, ranges and help texts are in the `Options` classes; see `pytorchrl.scheme.options`. A test checks
 that the types in this module equal the types of the fields of those classes.
 """
 
@@ -12,7 +12,8 @@ from typing import TypedDict
 
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.base.worker import Communication, Execution
+from pytorchrl.scheme.options.base import Communication, Execution
+from pytorchrl.scheme.options.run import RuntimeKind
 
 
 class CollectionKeywords(TypedDict, total=False):
@@ -147,3 +148,9 @@ class SchemeKeywords(
     num_grad_workers: int
     compress_grads_to_send: bool | str
     grad_worker_resources: Mapping[str, float]
+
+
+class ArchitectureKeywords(SchemeKeywords, total=False):
+    """Keywords of the constructors of architectures: `Scheme.apex`, `Scheme.impala` and so on."""
+
+    runtime: RuntimeKind | str | None

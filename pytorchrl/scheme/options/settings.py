@@ -11,135 +11,89 @@ options. Some flat keywords, such as `col_communication`, choose the kind for a 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, TypeAlias
+from typing import Any, TypeVar
 
 from pytorchrl.agent.declarations import Declaration
 from pytorchrl.agent.names import Known, refuse_unknown
-from pytorchrl.agent.options import Options, option
-from pytorchrl.runtime import RUNTIMES, ProcessRuntime, RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
-from pytorchrl.scheme.base.levels import Kind, Reader, as_keywords, own_names
-from pytorchrl.scheme.base.options import PrefetchOptions, QueueOptions
-from pytorchrl.scheme.base.worker import ASYNC, SYNC, Communication, Execution
-from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
-from pytorchrl.scheme.collection.collector_thread import CollectorThread
-from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
+from pytorchrl.agent.options import Options
+from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
-from pytorchrl.scheme.gradients.kinds import (
+from pytorchrl.scheme.options.base import (
+    ASYNC,
+    CENTRAL,
+    PARALLEL,
+    SYNC,
+    Communication,
+    Execution,
+    Kind,
+    OptionsT,
+    PrefetchOptions,
+    QueueOptions,
+    as_keywords,
+    build,
+    check_execution,
+    own_names,
+    raise_all,
+)
+from pytorchrl.scheme.options.collection import (
     COLLECTION_KINDS,
+    AsynchronousCollection,
+    BarrierOptions,
     Collection,
     CollectionPattern,
+    CollectorOptions,
+    CWorkerOptions,
+    OnArrivalOptions,
     ReplayCollection,
+    ReplayCWorkerOptions,
+    SampleQueueOptions,
     SynchronousCollection,
-    collection_kind,
 )
-from pytorchrl.scheme.gradients.microbatch import GradAccumulator
-from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
-from pytorchrl.scheme.keywords import SchemeKeywords
-from pytorchrl.scheme.recording.record import Record
-from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
-from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
-from pytorchrl.scheme.updates.kinds import (
+from pytorchrl.scheme.options.gradients import (
+    GWorkerOptions,
+    GWorkerSetOptions,
+    MicrobatchCollectionOptions,
+    MicrobatchOptions,
+)
+from pytorchrl.scheme.options.replay import RWorkerSetOptions
+from pytorchrl.scheme.options.run import (
+    RUNTIME_KINDS,
+    Processes,
+    ProcessOptions,
+    Ray,
+    RecordOptions,
+    RuntimeKind,
+    RuntimeName,
+    Simulated,
+    SupervisorOptions,
+)
+from pytorchrl.scheme.options.updates import (
     GRADIENT_KINDS,
     AsynchronousGradients,
+    AsynchronousUpdatesOptions,
     DecentralisedGradients,
+    GradientKind,
     GradientPattern,
-    Gradients,
-    gradient_kind,
+    SynchronousGradients,
+    UWorkerOptions,
 )
-from pytorchrl.scheme.updates.u_worker import UWorker
 
-
-@dataclass(frozen=True, kw_only=True)
-class RuntimeName(Options):
-    """The option that chooses a runtime by its name; `Scheme` also accepts an object with the runtime's options."""
-
-    runtime: str | None = option(
-        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, processes on this machine "
-        "without Ray, threads of this process, or a simulation, which runs one worker at a time on a virtual clock and "
-        "repeats a run exactly. None: Ray if there are remote workers, else threads.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessOptions(Options):
-    """Options of the learner's process; the number of threads and the seed also apply to the workers."""
-
-    device: str | None = option(None, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
-    num_threads: int = option(1, low=1, help="Torch threads of every worker, including the learner.")
-    seed: int | None = option(
-        None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
-
-    def seed_or(self, recorded: int | None) -> int:
-        """Return the seed of the run.
-
-        It is the option `seed`, if given. Otherwise it is `recorded` or, if `recorded` is None, a random number.
-
-        Args:
-            recorded: The seed of the recorded run that is replayed; None: no run is replayed.
-        """
-        given = recorded if self.seed is None else self.seed
-        return secrets.randbits(32) if given is None else given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ray(Kind, RayRuntime.Options):
-    """Runtime in which remote workers are processes of a Ray cluster."""
-
-    title: ClassVar[str] = "the Ray runtime"
-    chosen_by: ClassVar[str] = "runtime='ray' and remote workers"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Processes(Kind, ProcessRuntime.Options):
-    """Runtime in which remote workers are processes on this machine, without Ray."""
-
-    title: ClassVar[str] = "the processes runtime"
-    chosen_by: ClassVar[str] = "runtime='processes'"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Threads(Kind, ThreadRuntime.Options):
-    """Runtime in which all workers are threads of this process."""
-
-    title: ClassVar[str] = "the threads runtime"
-    chosen_by: ClassVar[str] = "runtime='threads'"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulated(Kind, SimulatedRuntime.Options):
-    """Runtime in which all workers run in this process, one at a time, on a virtual clock."""
-
-    title: ClassVar[str] = "the simulated runtime"
-    chosen_by: ClassVar[str] = "runtime='simulated'"
-
-
-RuntimeKind: TypeAlias = Ray | Processes | Threads | Simulated
-RUNTIME_KINDS: Mapping[str, type[RuntimeKind]] = {
-    "ray": Ray, "processes": Processes, "threads": Threads, "simulated": Simulated}
-
-
-class ArchitectureKeywords(SchemeKeywords, total=False):
-    """Keywords of the constructors of architectures: `Scheme.apex`, `Scheme.impala` and so on."""
-
-    runtime: RuntimeKind | str | None
-
+KindT = TypeVar("KindT", bound=Kind)
 
 LEVELS: Mapping[str, tuple[type[Options], ...]] = {
-    "collection": (CollectionPattern, CWorkerSet.Options, CWorkerSet.ReplayOptions, Barrier.Options, OnArrival.Options,
-                   CollectorThread.Options),
+    "collection": (CollectionPattern, CWorkerOptions, ReplayCWorkerOptions, BarrierOptions, OnArrivalOptions,
+                   CollectorOptions),
     "queue": (QueueOptions, SampleQueueOptions),
-    "replay": (RWorkerSet.Options,),
-    "gradients": (GWorkerSet.Options, GWorker.Options, GradAccumulator.Options, PrefetchOptions,
-                  GradAccumulator.CollectOptions),
-    "updates": (GradientPattern, UWorker.Options, AsynchronousUpdates.Options),
+    "replay": (RWorkerSetOptions,),
+    "gradients": (GWorkerSetOptions, GWorkerOptions, MicrobatchOptions, PrefetchOptions,
+                  MicrobatchCollectionOptions),
+    "updates": (GradientPattern, UWorkerOptions, AsynchronousUpdatesOptions),
     "runtime": (RuntimeName, Runtime.Options, RayRuntime.Options, SimulatedRuntime.Options),
-    "supervision": (Supervisor.Options,),
-    "recording": (Record.Options,),
+    "supervision": (SupervisorOptions,),
+    "recording": (RecordOptions,),
     "process": (ProcessOptions,),
 }
 """The classes of the options of each level, in the order of the documentation."""
@@ -181,17 +135,17 @@ class Settings:
     """All settings of a scheme: one object with the options of collection, one with those of gradients, and so on."""
 
     collection: Collection
-    gradients: Gradients
-    updates: UWorker.Options
+    gradients: GradientKind
+    updates: UWorkerOptions
     runtime: RuntimeKind
-    supervision: Supervisor.Options
-    recording: Record.Options
+    supervision: SupervisorOptions
+    recording: RecordOptions
     process: ProcessOptions
 
     @classmethod
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
-                      gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
-                      supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
+                      gradients: GradientKind | None = None, runtime: RuntimeKind | str | None = None,
+                      supervision: SupervisorOptions | None = None) -> tuple[Settings | None, list[str]]:
         """Build settings from flat keywords and, for some levels, from an object with all options of the level.
 
         Args:
@@ -221,10 +175,10 @@ class Settings:
         else:
             reader.refuse("gradients", ("grad_communication", "distribute_gradients", *_names_of(GRADIENT_KINDS)))
         if supervision is None:
-            supervision = reader.read(Supervisor.Options)
+            supervision = reader.read(SupervisorOptions)
         else:
-            reader.refuse("supervision", _names_of((Supervisor.Options,)))
-        updates, recording = reader.read(UWorker.Options), reader.read(Record.Options)
+            reader.refuse("supervision", _names_of((SupervisorOptions,)))
+        updates, recording = reader.read(UWorkerOptions), reader.read(RecordOptions)
         process = reader.read(ProcessOptions)
         collection = reader.with_execution(collection, "col")
         gradients = reader.with_execution(gradients, "grad")
@@ -303,6 +257,154 @@ def _as_json(value: object) -> object:
 
 def _num_shards(collection: Collection) -> int:
     return collection.num_replay_workers if isinstance(collection, ReplayCollection) else 0
+
+
+def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
+    """Return an error message for each given option that the chosen kind lacks, but one of its alternatives has.
+
+    An option that is given with its default value is accepted.
+
+    Args:
+        given: Values of the given options, by name.
+        chosen: The chosen kind, such as the class of options of asynchronous collection.
+        kinds: The chosen kind and its alternatives, such as all kinds of collection.
+    """
+    problems = []
+    for name, value in given.items():
+        homes = [kind for kind in kinds if name in kind.declarations()]
+        if not homes or chosen in homes:
+            continue
+        declaration = homes[0].declarations()[name]
+        if problem := declaration.problem(value):
+            problems.append(problem)
+        elif value != declaration.default:
+            problems.append(
+                f"{name}={_shown(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
+                f"{chosen.title}; give {' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} "
+                f"out{homes[0].instead.get(name, '')}")
+    return problems
+
+
+def _shown(value: object) -> str:
+    return repr(str(value)) if isinstance(value, str) else repr(value)
+
+
+class Reader:
+    """Builds options from keyword arguments of `Scheme`, and collects the messages of all errors in `problems`."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        self.given, self.problems = dict(given), list[str]()
+
+    def read(self, options: type[OptionsT]) -> OptionsT | None:
+        """Return an object of the class `options`; if a value is not allowed, record the problem and return None."""
+        try:
+            return build(options, self.given)
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return None
+
+    def choose(self, kind: type[KindT], kinds: Sequence[type[KindT]]) -> KindT | None:
+        """Build options of class `kind`; record a problem for each given keyword that only other `kinds` have."""
+        self.problems += misplaced(self.given, kind, kinds)
+        return self.read(kind)
+
+    def refuse(self, level: str, names: Iterable[str]) -> None:
+        """Record a problem if a keyword in `names` was given in addition to an object with the options of `level`."""
+        if both := [name for name in names if name in self.given]:
+            self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
+                                 f"as an option of {level}, or leave {level} out")
+
+    def with_execution(self, options: Any, level: str) -> Any:  # `options`: an object of a subclass of `Kind`, or None
+        """Return `options`, with a default for `{level}_execution`: "Parallel" for several workers, "Central" for one.
+
+        If a given `{level}_execution` contradicts the number of workers, a problem is recorded.
+        """
+        if options is None:
+            return None
+        name, count = f"{level}_execution", options.num_workers
+        execution = getattr(options, name)
+        if execution is None:
+            return replace(options, **{name: PARALLEL if count > 1 else CENTRAL})
+        try:
+            check_execution(level, execution, count)
+        except ConfigError as error:
+            self.problems.append(str(error))
+        return options
+
+
+def collection_kind(reader: Reader) -> type[Collection]:
+    """Return the kind of collection that the keywords in `reader` select; add any problem to `reader.problems`."""
+    pattern = reader.read(CollectionPattern)
+    is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
+    if reader.given.get("num_replay_workers") is None:
+        reader.given.pop("num_replay_workers", None)
+        return AsynchronousCollection if is_asynchronous else SynchronousCollection
+    if pattern is not None and not is_asynchronous:
+        reader.problems.append("num_replay_workers needs col_communication='asynchronous', because shards are filled "
+                               "during learning")
+    return ReplayCollection
+
+
+def collection_of(given: Mapping[str, object]) -> Collection:
+    """Build the options of collection from keywords.
+
+    Raises:
+        ConfigError: An option is unknown, has an invalid value, or would have no effect. The message lists all
+            problems.
+    """
+    known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
+    refuse_unknown(given, {name: ("scheme", name) for name in known}, "GWorkerSet has no option")
+    reader = Reader(given)
+    collection = reader.with_execution(reader.choose(collection_kind(reader), COLLECTION_KINDS), "col")
+    raise_all(reader.problems)
+    found: Collection = collection
+    return found
+
+
+def default_collection(communication: Communication, fraction_workers: float, *, has_shards: bool) -> Collection:
+    """Return the default options of collection, for a gradient worker that a user builds without `collection`.
+
+    Args:
+        communication: Whether collection is synchronous or asynchronous.
+        fraction_workers: Share of the collection workers that must finish a round before the other workers are
+            preempted.
+        has_shards: Whether rollouts are stored in replay shards.
+    """
+    if has_shards:
+        return ReplayCollection()
+    if communication is ASYNC:
+        return AsynchronousCollection()
+    return SynchronousCollection(col_fraction_workers=fraction_workers)
+
+
+def gradient_kind(reader: Reader) -> type[GradientKind]:
+    """Return the class of gradient options that the keywords in `reader` select; add problems to `reader.problems`."""
+    pattern = reader.read(GradientPattern)
+    if pattern is None:
+        return SynchronousGradients
+    is_asynchronous = pattern.grad_communication is ASYNC
+    if pattern.distribute_gradients and is_asynchronous:
+        reader.problems.append("distribute_gradients=True contradicts grad_communication='asynchronous': gradient "
+                               "workers that average among themselves wait for each other; leave one of the two out")
+    if pattern.distribute_gradients:
+        return DecentralisedGradients
+    return AsynchronousGradients if is_asynchronous else SynchronousGradients
+
+
+def gradients_of(given: Mapping[str, object], options: GWorkerSetOptions) -> GradientKind:
+    """Return the options of gradients: `options`, merged with the keywords in `given`, which take precedence.
+
+    The keywords also select the class of the returned object: synchronous, asynchronous or decentralised gradients.
+
+    Raises:
+        ConfigError: An option has a wrong value or no effect. The message lists all problems.
+    """
+    known = {name for kind in (GradientPattern, *GRADIENT_KINDS) for name in kind.declarations()}
+    reader = Reader({**as_keywords(options), **{name: value for name, value in given.items() if name in known}})
+    gradients = reader.with_execution(reader.choose(gradient_kind(reader), GRADIENT_KINDS), "grad")
+    raise_all(reader.problems)
+    found: GradientKind = gradients
+    return found
 
 
 def _runtime_kind(reader: Reader, name: str | None, is_remote: bool, is_replay: bool) -> type[RuntimeKind] | None:

@@ -8,17 +8,9 @@ import pytest
 
 from pytorchrl.agent.options import Options, option
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.base.levels import (
-    Kind,
-    Reader,
-    as_keywords,
-    build,
-    from_keywords,
-    misplaced,
-    own_names,
-    raise_all,
-)
-from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL
+from pytorchrl.scheme.options.base import Kind, as_keywords, build, from_keywords, own_names, raise_all
+from pytorchrl.scheme.options.settings import Reader, misplaced
+from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 
 
 @dataclass(frozen=True, kw_only=True)

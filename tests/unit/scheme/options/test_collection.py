@@ -8,7 +8,8 @@ import pytest
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme import ASYNC, SYNC, AsynchronousCollection, ReplayCollection, SynchronousCollection
-from pytorchrl.scheme.gradients.kinds import COLLECTION_KINDS, collection_of, default_collection
+from pytorchrl.scheme.options.collection import COLLECTION_KINDS
+from pytorchrl.scheme.options.settings import collection_of, default_collection
 
 
 @pytest.mark.parametrize(("communication", "shards"), list(itertools.product((None, SYNC, ASYNC), (None, 1, 2))))

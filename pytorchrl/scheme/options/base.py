@@ -1,0 +1,160 @@
+"""Enums and base classes of the options of a scheme, and helpers that convert options to keywords and back.
+
+Each class of options contains only declarations: names, types, defaults, ranges and help texts. The class that uses
+them refers to them as its `Options`. A kind, such as asynchronous collection, inherits only from the classes that it
+needs, so it has no fields for options that would have no effect.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar, NoReturn, TypeVar
+
+from pytorchrl.agent.names import refuse_unknown
+from pytorchrl.agent.options import Options, option
+from pytorchrl.errors import ConfigError
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+_RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
+
+
+class _Choice(str, Enum):
+    """An enum of strings; the error for an unknown string suggests the most similar member."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        allowed = [choice.value for choice in cls]
+        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{cls.__name__.lower()} must be one of {allowed}, got {value!r}{hint}")
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Communication(_Choice):
+    """Whether workers wait for each other."""
+
+    SYNC = "synchronous"
+    ASYNC = "asynchronous"
+
+
+class Execution(_Choice):
+    """Where an operation runs: in the parent worker or in remote workers."""
+
+    CENTRAL = "Central"
+    PARALLEL = "Parallel"
+
+
+SYNC, ASYNC = Communication.SYNC, Communication.ASYNC
+CENTRAL, PARALLEL = Execution.CENTRAL, Execution.PARALLEL
+
+
+def check_execution(level: str, execution: Execution | str, num_workers: int) -> Execution:
+    """Return `execution` as an enum member; raise `ConfigError` if it is central and there are several workers.
+
+    Args:
+        level: "col" for collection workers, or "grad" for gradient workers.
+        execution: "Central" or "Parallel".
+        num_workers: Number of these workers.
+    """
+    execution = Execution(execution)
+    if execution is CENTRAL and num_workers > 1:
+        above = "GWorkerSet.create_factory" if level == "col" else "Scheme.from_factory"
+        raise ConfigError(f"{level}_execution='Central' contradicts num_{level}_workers={num_workers}: the local "
+                          f"worker would do all the work; give {level}_execution='Parallel' to the level above (its "
+                          f"default in {above} is 'Central'), or 1 worker")
+    return execution
+
+
+def check_resources(name: str, resources: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if the amount of a resource is invalid, or if the name of a resource seems misspelled.
+
+    Args:
+        name: Name of the option that has the value `resources`, for the error message.
+        resources: The amount of each resource, by name. Names that Ray does not know are custom resources of a cluster.
+    """
+    problems = []
+    for key, amount in resources.items():
+        near = [] if key in _RESOURCES else difflib.get_close_matches(str(key), _RESOURCES, n=1)
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
+            problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
+        elif near:
+            problems.append(f"{name} has {key!r}; did you mean {near[0]!r}?")
+        elif key == "num_gpus" and amount > 1 and amount != int(amount):
+            problems.append(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}")
+    raise_all(problems)
+
+
+def raise_all(problems: Iterable[str]) -> None:
+    """Raise one `ConfigError` that names all problems; do nothing if there are none."""
+    if texts := list(dict.fromkeys(problems)):
+        raise ConfigError("; ".join(texts))
+
+
+class Kind(Options):
+    """Base class of kinds. A kind is one variant of a level, and declares the options that this variant needs.
+
+    For example, collection is a level of a scheme, and asynchronous collection is one of its kinds.
+    """
+
+    title: ClassVar[str]
+    """Name of the kind in error messages, such as "asynchronous collection"."""
+    chosen_by: ClassVar[str]
+    """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """For some options of the kind, text that is appended to the error if the option is given with another kind."""
+
+
+def own_names(options: type[Options]) -> list[str]:
+    """Return the names of the options that a class declares and does not inherit, in order of declaration."""
+    inherited = {name for base in options.__bases__ if issubclass(base, Options) for name in base.declarations()}
+    return [name for name in options.declarations() if name not in inherited]
+
+
+def as_keywords(options: Options) -> dict[str, object]:
+    """Return the value of every option, by name."""
+    return {name: getattr(options, name) for name in options.declarations()}
+
+
+def build(options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
+    """Build an object of the class `options` from the keywords in `given` that are fields of the class."""
+    names = options.declarations()
+    return options(**{name: value for name, value in given.items() if name in names})
+
+
+def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
+    """Build an object of the class `options` from keywords; raise `ConfigError` if a keyword is not a field."""
+    refuse_unknown(given, {name: ("scheme", name) for name in options.declarations()}, f"{owner} has no option")
+    return options(**given)
+
+
+def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
+    """Return `collection` if it is an instance of `owner`; otherwise, return an `owner` with default values.
+
+    The caller can therefore read the options that `owner` defines, whatever class of options `collection` has.
+    """
+    return collection if isinstance(collection, owner) else owner()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions(Options):
+    """The capacity of the queue in front of an asynchronous learner."""
+
+    queue_size: int = option(
+        16, low=1, help="Largest number of train batches that wait for an asynchronous learner; with replay workers, "
+        "the largest number of batches, over all shards, that are requested or waiting.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefetchOptions(Options):
+    """The number of batches that are prepared in advance."""
+
+    prefetch: int | None = option(
+        None, low=0, help="Number of microbatches (0 or 1) that remote collection workers collect in advance, while "
+        "the gradient of another one is computed; None: 1 where possible. With replay workers, the number of batches "
+        "requested from each shard in advance; None: 4.")

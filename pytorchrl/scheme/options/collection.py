@@ -1,0 +1,327 @@
+"""Options of collection, and its three kinds, which determine how a gradient worker receives data.
+
+A kind inherits the options of the collection workers, the collector thread and the batches, as far as they affect it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from pytorchrl.agent.options import Options, option
+from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import DEFAULT_RESOURCES
+from pytorchrl.scheme.options.base import (
+    PARALLEL,
+    SYNC,
+    Communication,
+    Execution,
+    Kind,
+    QueueOptions,
+    check_resources,
+)
+from pytorchrl.scheme.options.gradients import GWorkerOptions, MicrobatchCollectionOptions, MicrobatchOptions
+from pytorchrl.scheme.options.replay import RWorkerSetOptions
+from pytorchrl.scheme.transport.encoder import DATA, Compression
+
+INITIAL_PRIORITIES = ("max", "worker")
+INFERENCE = ("worker", "central")
+QUEUE_POLICIES = ("block", "drop_oldest", "drop_newest")
+STARVED_POLICIES = ("raise", "warn", "wait")
+LAG_POLICIES = ("drop", "wait")
+BUFFERS = ("ring", "circular")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CWorkerOptions(Options):
+    """Options of the collection workers of each gradient worker."""
+
+    num_col_workers: int | tuple[int, ...] = option(
+        1, low=1, help="Collection workers of each gradient worker, or a tuple with one number for each gradient "
+        "worker. By default, a single worker runs in the gradient worker's process; 2 or more are always remote.")
+    col_execution: Execution | None = option(
+        None, help="Where collection runs: \"Central\" in the gradient worker's process, \"Parallel\" in remote "
+        "workers, even if there is only one. None: \"Central\" for one collection worker, \"Parallel\" for several.")
+    compress_data_to_send: bool | str = option(
+        False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 if that "
+        "saves time.")
+    col_worker_resources: Mapping[str, float] = option(
+        default_factory=lambda: dict(DEFAULT_RESOURCES),
+        help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers "
+        "that compute on a GPU, and is reduced to the available resources.")
+    col_device: str | None = option(
+        None, help="Device of collection workers that have their own copy of the actor: \"cpu\", \"cuda\" (the GPU "
+        "that Ray assigned to the worker) or \"cuda:N\"; None: the CPU or, with central inference, the learner's "
+        "device.")
+    col_num_threads: int | None = option(
+        None, low=1, help="PyTorch threads of each remote collection worker; None: num_threads.")
+
+    inference: str = option(
+        "worker", choices=INFERENCE, help="Where the actions of asynchronous collection are chosen: by each collection "
+        "worker for its own environments (\"worker\"), or by one actor in the gradient worker's process for the "
+        "environments of all collection workers, which then only step environments (\"central\").")
+    inference_batch: int | None = option(
+        None, low=1, help="With central inference, the number of collection workers whose actions are chosen together; "
+        "None: half of them, so that one half steps while actions are chosen for the other.")
+
+    def __post_init__(self) -> None:
+        """Refuse invalid resources, unusable codecs (unknown, not installed or lossy), and options without effect."""
+        super().__post_init__()
+        check_resources("col_worker_resources", self.col_worker_resources)
+        Compression.of(DATA, self.compress_data_to_send)
+        if not self.infers_centrally:
+            self._refuse_changed(["inference_batch"], "inference='central'")
+            return
+        if self.compress_data_to_send:
+            raise ConfigError("inference='central' contradicts compress_data_to_send: rollouts are assembled in the "
+                              "process that uses them, and never sent; leave one of the two options out")
+        if self.inference_batch is not None and self.inference_batch > min(self.numbers()):
+            raise ConfigError(f"inference_batch must not exceed the number of collection workers, got "
+                              f"{self.inference_batch} > {min(self.numbers())}")
+
+    @property
+    def infers_centrally(self) -> bool:
+        """Whether one actor chooses the actions of all collection workers of a gradient worker."""
+        return self.inference == "central"
+
+    @property
+    def num_workers(self) -> int:
+        """The largest number of collection workers that any gradient worker has."""
+        return max(self.numbers())
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the collection workers are remote."""
+        return self.num_workers > 1 if self.col_execution is None else self.col_execution is PARALLEL
+
+    def numbers(self, num_parents: int = 1) -> tuple[int, ...]:
+        """Return how many collection workers each of the `num_parents` gradient workers has."""
+        given = self.num_col_workers
+        return given if isinstance(given, tuple) else (given,) * num_parents
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCWorkerOptions(CWorkerOptions):
+    """Options of collection workers that feed replay shards."""
+
+    initial_priority: str = option(
+        "max", choices=INITIAL_PRIORITIES, help="Initial priority of a transition in prioritized replay: \"max\" is "
+        "the largest priority so far, \"worker\" is the transition's TD error under the weights that collected it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorOptions(Options):
+    """Options that control how long the learner waits for data."""
+
+    queue_timeout_s: float = option(
+        300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error or, "
+        "in asynchronous collection, reacts according to on_starved.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarrierOptions(Options):
+    """Options of synchronous collection."""
+
+    col_fraction_workers: float = option(
+        1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be "
+        "complete before a synchronous round preempts the other workers. It applies to the workers of each "
+        "gradient worker or, in decentralised schemes, to gradient workers that collect themselves.")
+    fraction_samples: float = option(
+        0.25, low=0.0, high=1.0, exclusive=True, help="Smallest share of a rollout that a preempted worker "
+        "collects.")
+    on_straggler: str = option(
+        "cut", choices=("cut", "finish"), help="Treatment of a preempted rollout: with \"finish\", the worker "
+        "collects its rest at the start of the next round, so that all workers contribute equally many steps; with "
+        "\"cut\", slow workers contribute fewer steps.")
+
+    def __post_init__(self) -> None:
+        """Refuse options for preempted workers if no worker is ever preempted."""
+        super().__post_init__()
+        if self.col_fraction_workers == 1.0:
+            self._refuse_changed(["fraction_samples", "on_straggler"], "col_fraction_workers < 1, because no "
+                                 "worker is stopped otherwise")
+
+    @property
+    def finishes_stragglers(self) -> bool:
+        """Whether a preempted worker collects the rest of its rollout in the next round."""
+        return self.on_straggler == "finish"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnArrivalOptions(Options):
+    """Options of asynchronous collection."""
+
+    col_in_flight: int = option(
+        2, low=1, help="Number of requests in flight to each asynchronous collection worker.")
+    broadcast_interval: int = option(
+        1, low=1, help="Number of updates after which an asynchronous collection worker receives new weights.")
+    max_weight_sync_delay: int | None = option(
+        None, low=1, help="Number of env steps after which a collection worker receives the newest weights; "
+        "replaces broadcast_interval.")
+
+    def __post_init__(self) -> None:
+        """Refuse `broadcast_interval` together with `max_weight_sync_delay`."""
+        super().__post_init__()
+        if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
+            raise ConfigError("max_weight_sync_delay replaces broadcast_interval; set only one of them")
+
+    @property
+    def longest_interval(self) -> int:
+        """Number of updates after which a worker receives new weights; a subclass may return a smaller number."""
+        return self.broadcast_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleQueueOptions(QueueOptions):
+    """Options of the queue of train batches between asynchronous collection and the learner."""
+
+    queue_policy: str = option(
+        "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait; "
+        "\"drop_oldest\" and \"drop_newest\" drop a train batch.")
+    on_starved: str = option(
+        "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner that gets no data for "
+        "queue_timeout_s: \"raise\" an error, \"warn\" once and keep waiting, or \"wait\" without a warning.")
+    minibatch_buffer_size: int = option(
+        1, low=1, help="Number of train batches that an asynchronous learner uses alternately, each num_passes times.")
+    num_passes: int = option(
+        1, low=1, help="Number of uses of a train batch; in each use, the algorithm makes one update for each minibatch"
+        " of each epoch.")
+    ramp: bool | None = option(
+        None, help="Whether the first train batch is used once, the second one twice, and so on up to num_passes, so "
+        "that new train batches are needed at equal intervals; None: True if minibatch_buffer_size > 1.")
+    buffer: str = option(
+        "ring", choices=BUFFERS, help="Order of train batches: \"ring\" uses them alternately; \"circular\" keeps the "
+        "newest minibatch_buffer_size train batches and samples from them.")
+    replay_proportion: float = option(
+        0.0, low=0.0, help="Number of old rollouts for each new rollout in train batches.")
+    replay_slots: int = option(
+        0, low=0, help="Number of the newest rollouts that are kept, to be used again according to replay_proportion.")
+    max_policy_lag: int | None = option(
+        None, low=0, help="Largest age, in updates, of the weights with which a rollout was collected, when an "
+        "asynchronous learner first uses the rollout; at later uses, the limit applies to the whole train batch. "
+        "None: no limit.")
+    on_policy_lag: str = option(
+        "drop", choices=LAG_POLICIES, help="Treatment of rollouts that exceed max_policy_lag: \"drop\" drops "
+        "them; \"wait\" also delays requests for rollouts that would be too old at their first use.")
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        super().__post_init__()
+        is_circular, waits = self.buffer == "circular", self.on_policy_lag == "wait"
+        problems = [text for wrong, text in (
+            ((self.replay_proportion > 0) != bool(self.replay_slots),
+             f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together; give "
+             "both or none"),
+            (self.ramp is not None and is_circular,
+             f"ramp={self.ramp} is for buffer='ring', and has no effect with buffer='circular'; leave ramp out"),
+            (waits and self.max_policy_lag is None, "on_policy_lag='wait' needs max_policy_lag, got None"),
+            (waits and is_circular,
+             "on_policy_lag='wait' counts future uses, which buffer='circular' draws at random; give "
+             "on_policy_lag='drop'"),
+        ) if wrong]
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPattern(Options):
+    """The option that, together with `num_replay_workers`, selects the kind of collection."""
+
+    col_communication: Communication = option(
+        SYNC, help="Coordination of collection and learning: with \"synchronous\", they alternate; with "
+        "\"asynchronous\", they run at the same time.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronousCollection(
+        CWorkerOptions, CollectorOptions, BarrierOptions, MicrobatchCollectionOptions, GWorkerOptions, Kind):
+    """Collection that alternates with learning; all collection workers act with the weights of the latest update."""
+
+    title: ClassVar[str] = "synchronous collection"
+    chosen_by: ClassVar[str] = "col_communication='synchronous'"
+
+    @property
+    def collects_microbatches(self) -> bool:
+        """Whether a train batch is collected in microbatches."""
+        return None not in (self.train_batch_size, self.microbatch_size)
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other or have no effect."""
+        super().__post_init__()
+        if self.infers_centrally:
+            raise ConfigError("inference='central' is for asynchronous collection; give "
+                              "col_communication='asynchronous', or backend='async' of the environments, with which "
+                              "one worker acts for environments in several processes")
+        _check_sizes(self.train_batch_size, self.microbatch_size)
+        if not self.collects_microbatches:
+            given = [f"{name}={getattr(self, name)!r}" for name in ("prefetch", "norm_over") if name in self.changed()]
+            if given:
+                raise ConfigError(f"{', '.join(given)} is for synchronous collection in microbatches; give "
+                                  "train_batch_size and microbatch_size, or leave it out")
+        elif self.prefetch == 1 and self.col_fraction_workers < 1.0:
+            raise ConfigError("prefetch=1 contradicts col_fraction_workers < 1: slow workers are not preempted while "
+                              "a gradient is computed; leave one of them out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousCollection(
+        CWorkerOptions, CollectorOptions, OnArrivalOptions, SampleQueueOptions, MicrobatchOptions, GWorkerOptions,
+        Kind):
+    """Collection that runs during learning; it pauses only if `queue_policy` or `on_policy_lag` requires a wait."""
+
+    title: ClassVar[str] = "asynchronous collection without replay workers"
+    chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        super().__post_init__()
+        _check_inference(self)
+        _check_sizes(self.train_batch_size, self.microbatch_size)
+        if self.on_policy_lag == "wait" and self.infers_centrally:
+            raise ConfigError("on_policy_lag='wait' contradicts inference='central', whose weights change within a "
+                              "rollout; give on_policy_lag='drop'")
+        if self.on_policy_lag == "wait" and (self.broadcast_interval, self.max_weight_sync_delay) != (1, None):
+            raise ConfigError("on_policy_lag='wait' requires that every rollout is collected with the newest weights; "
+                              "leave out broadcast_interval and max_weight_sync_delay")
+
+    @property
+    def longest_interval(self) -> int:
+        """Number of updates between new weights for a worker: min(`broadcast_interval`, `max_policy_lag` + 1).
+
+        With a larger number, the weights of all workers could become older than `max_policy_lag` before new weights are
+        due. All rollouts would be dropped, no update could be made, and the learner would wait forever.
+        """
+        limit = self.max_policy_lag
+        return self.broadcast_interval if limit is None else min(self.broadcast_interval, limit + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCollection(
+        ReplayCWorkerOptions, CollectorOptions, OnArrivalOptions, RWorkerSetOptions, GWorkerOptions, Kind):
+    """Collection into replay shards, from which the learner samples its batches."""
+
+    title: ClassVar[str] = "asynchronous collection with replay workers"
+    chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
+    instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; give start_steps of the algorithm instead"}
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        super().__post_init__()
+        _check_inference(self)
+
+
+Collection: TypeAlias = SynchronousCollection | AsynchronousCollection | ReplayCollection
+COLLECTION_KINDS = (SynchronousCollection, AsynchronousCollection, ReplayCollection)
+
+
+def _check_inference(collection: AsynchronousCollection | ReplayCollection) -> None:
+    if collection.infers_centrally and "col_in_flight" in collection.changed():
+        raise ConfigError(f"col_in_flight={collection.col_in_flight} is for inference='worker': with central "
+                          "inference, each worker has one request, a step, at a time; leave it out")
+
+
+def _check_sizes(train_batch_size: int | None, microbatch_size: int | None) -> None:
+    if train_batch_size is not None and microbatch_size is not None and microbatch_size > train_batch_size:
+        raise ConfigError(f"microbatch_size must not exceed train_batch_size, got {microbatch_size} > "
+                          f"{train_batch_size}")
