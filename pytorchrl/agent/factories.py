@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pytorchrl.agent.algorithms.precision_trial import precisions_of, with_precisions
+from pytorchrl.agent.algorithms.precision import precisions_of, with_precisions
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.options import Factory
 from pytorchrl.support.untyped import UserPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytorchrl.agent.algorithms.precision_trial import BatchShape, measure, policies_of, undecided
+from pytorchrl.agent.algorithms.precision import BatchShape, measure, policies_of, undecided
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.options.collection import Collection, SynchronousCollection

@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.data import Batch, Parameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
@@ -27,6 +26,24 @@ Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
 
 _is_training = operator.attrgetter("training")
+
+
+class Constants:
+    """A cache for a tensor of constant numbers.
+
+    Building a tensor takes as long as the forward pass of a small layer, so `of` builds one only if the numbers change.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._numbers: tuple[float, ...] = ()
+        self._tensor = torch.empty(0, device=device)
+
+    def of(self, *numbers: float) -> Tensor:
+        """Return the n numbers as a float32 tensor of shape (n,), which the caller must not modify."""
+        if numbers != self._numbers:
+            self._numbers, self._tensor = numbers, torch.tensor(numbers, device=self._device)
+        return self._tensor
 
 
 class CompiledGradient:

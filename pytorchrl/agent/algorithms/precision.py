@@ -1,16 +1,35 @@
-"""Choose the precision in which networks compute."""
+"""Choose the precision in which networks compute; with `mixed_precision="auto"`, measure which one is faster.
+
+Whether bfloat16 is faster depends on the processor, the networks and the batch size. The trial therefore builds the
+networks of the agent, and measures how long the gradient of a batch takes in each precision. The batch has the size of
+the batches in training, but its observations are all-zero.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
-from pytorchrl.agent.options import Options, option
+from pytorchrl.agent.contracts import NUM_EXAMPLES
+from pytorchrl.agent.data import Obs
+from pytorchrl.agent.options import Factory, Options, option
+
+T = TypeVar("T")
 
 AUTO = "auto"
-"""Value of `mixed_precision` with which a scheme measures which precision is faster; see `precision_trial`."""
+"""Value of `mixed_precision` with which a scheme measures which precision is faster; see `measure`."""
+
+# A gradient is computed in both precisions, alternately, for TRIAL_S seconds, but at least three times.
+TRIAL_S, _LEAST_PAIRS = 0.3, 3
+# bfloat16 is chosen only if its time is below this share of float32's time. A smaller difference is often noise, and
+# noise could make two equal runs choose different precisions.
+_LARGEST_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +57,120 @@ def precision(device: torch.device, is_mixed: bool) -> AbstractContextManager[ob
     """
     # Entering a disabled `torch.autocast` would take as long as the computation of a small layer.
     return torch.autocast(device.type, torch.bfloat16) if is_mixed else nullcontext()
+
+
+class BatchShape(NamedTuple):
+    """The shape of a batch from which one gradient is computed."""
+
+    columns: int
+    """B, number of sequences or, for an actor without memory, of samples."""
+    length: int = 1
+    """L, steps of a sequence; 1 for an actor without memory."""
+
+
+class Trial(NamedTuple):
+    """The shortest time of a gradient in each precision, in seconds."""
+
+    float32_s: float
+    bfloat16_s: float
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the time of a gradient in bfloat16 is below 0.9 times its time in float32."""
+        return self.bfloat16_s < _LARGEST_SHARE * self.float32_s
+
+    def __str__(self) -> str:
+        """Return a text for logs: the chosen precision, and the times that explain the choice."""
+        chosen = "bfloat16" if self.is_mixed else "float32"
+        return (f"networks compute in {chosen}, because a gradient takes {1e3 * self.float32_s:.3g} ms in float32 and "
+                f"{1e3 * self.bfloat16_s:.3g} ms in bfloat16")
+
+
+class Measurable(Protocol):
+    """The methods of an algorithm that the trial calls."""
+
+    def example_batch(self, shape: BatchShape) -> object:
+        """Return a batch of this shape."""
+
+    def compute_gradients(self, batch: object) -> object:
+        """Compute the gradient of a batch."""
+
+
+def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
+    """Return the factories of all policies, by name; if the agent has only one policy, its name is `""`."""
+    return getattr(factory.options, "policies", None) or {"": factory}
+
+
+def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
+    """Return, for each policy without `mixed_precision="auto"`, whether its networks compute in bfloat16."""
+    found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
+    return {policy: value for policy, value in found.items() if isinstance(value, bool)}
+
+
+def undecided(algorithm: Factory[object]) -> list[str]:
+    """Return the names of the policies with `mixed_precision="auto"`."""
+    return [policy for policy, own in policies_of(algorithm).items()
+            if getattr(own.options, "mixed_precision", None) == AUTO]
+
+
+def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Factory[T]:
+    """Return the factory with each `mixed_precision="auto"` replaced by the precision of the policy.
+
+    Args:
+        algorithm: Factory of the algorithm.
+        precisions: Whether the networks of each policy compute in bfloat16; a policy that is missing keeps "auto".
+    """
+    changed = {policy: _with_options(policies_of(algorithm)[policy], mixed_precision=precisions[policy])
+               for policy in undecided(algorithm) if policy in precisions}
+    if not changed:
+        return algorithm
+    if "" in changed:
+        return changed[""]
+    return _with_options(algorithm, policies={**policies_of(algorithm), **changed})
+
+
+def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> Trial:
+    """Measure the time of one gradient in each precision, for an algorithm with one policy.
+
+    Args:
+        algorithm: Factory of the algorithm.
+        actor: Factory of the actor.
+        shape: Shape of the batch.
+        device: Device that computes the gradients.
+    """
+    def gradient(is_mixed: bool) -> Callable[[], object]:
+        # The trial does not compile the losses: compilation takes up to a minute, and does not speed up the matrix
+        # products, which take most of the time.
+        own = _with_options(algorithm, mixed_precision=is_mixed, compile=False)
+        built = cast("Measurable", own(actor=actor(device=device, seed=0), seed=0, device=device))
+        batch = built.example_batch(shape)
+        return lambda: built.compute_gradients(batch)
+
+    return compare(gradient(False), gradient(True))
+
+
+def compare(
+    float32: Callable[[], object], bfloat16: Callable[[], object], clock: Callable[[], float] = time.perf_counter,
+) -> Trial:
+    """Call two functions alternately, and return the shortest time of each.
+
+    The first call of each function is ignored, because it is often slower than later calls.
+    """
+    def seconds(function: Callable[[], object]) -> float:
+        start = clock()
+        function()
+        return clock() - start
+
+    start, pairs = clock(), [(seconds(float32), seconds(bfloat16))]
+    while len(pairs) <= _LEAST_PAIRS or clock() - start < TRIAL_S:
+        pairs.append((seconds(float32), seconds(bfloat16)))
+    return Trial(*map(min, zip(*pairs[1:], strict=True)))
+
+
+def example_rows(example: Obs, count: int) -> Obs:
+    """Return a batch of `count` observations, by repeating the rows of an actor's `example_obs()`."""
+    return {name: leaf[torch.arange(count, device=leaf.device) % NUM_EXAMPLES] for name, leaf in example.items()}
+
+
+def _with_options(factory: Factory[T], **changes: object) -> Factory[T]:
+    return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **changes))

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
-from pytorchrl.agent.algorithms.precision import PrecisionOptions, precision
-from pytorchrl.agent.algorithms.precision_trial import BatchShape, example_rows
+from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
 from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters

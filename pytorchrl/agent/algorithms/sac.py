@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
-from pytorchrl.agent.actors.small_off_policy import SmallOffPolicy
+from pytorchrl.agent.actors.small_policy import SmallOffPolicy
 from pytorchrl.agent.actors.squashed import LOG_STD_CLIP
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm

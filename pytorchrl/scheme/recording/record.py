@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pytorchrl.agent.algorithms.precision_trial import precisions_of
+from pytorchrl.agent.algorithms.precision import precisions_of
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes

@@ -13,8 +13,8 @@ from pytorchrl import (
     DQN, PPO, R2D2, SAC, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme,
     SequenceBuffer, VecEnv, multi_agent,
 )
-from pytorchrl.agent.algorithms import precision_trial
-from pytorchrl.agent.algorithms.precision_trial import Trial
+from pytorchrl.agent.algorithms import precision
+from pytorchrl.agent.algorithms.precision import Trial
 from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import CheckpointError, DeviceError
 from tests.unit.scheme.checkpointed import through_a_file
@@ -105,7 +105,7 @@ def test_the_decision_is_logged(make, trials, caplog):
 
 
 def test_a_real_trial_decides_before_the_first_step(make, monkeypatch):
-    monkeypatch.setattr(precision_trial, "TRIAL_S", 0.0)
+    monkeypatch.setattr(precision, "TRIAL_S", 0.0)
     scheme = make("dqn")
     assert scheme.agent.algo_factory.options.mixed_precision == "auto"
     scheme.start()

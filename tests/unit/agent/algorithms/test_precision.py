@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from pytorchrl import APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, OffPolicyActor, OnPolicyActor, QActor
-from pytorchrl.agent.algorithms.precision_trial import (
-    BatchShape, Trial, compare, measure, precisions_of, undecided, with_precisions,
+from pytorchrl.agent.algorithms.precision import (
+    BatchShape,
+    Trial,
+    compare,
+    measure,
+    precisions_of,
+    undecided,
+    with_precisions,
 )
 from pytorchrl.errors import ConfigError
 
@@ -86,7 +92,7 @@ def test_both_precisions_compute_gradients_of_a_batch_of_the_given_shape(monkeyp
         found.append((self.options.mixed_precision, batch.num_samples, tuple(batch.action.shape[:2])))
         return gradients, info
     monkeypatch.setattr(algorithm.cls, "compute_gradients", compute_gradients)
-    monkeypatch.setattr("pytorchrl.agent.algorithms.precision_trial.TRIAL_S", 0.0)
+    monkeypatch.setattr("pytorchrl.agent.algorithms.precision.TRIAL_S", 0.0)
     has_memory = "memory" in name or "r2d2" in name
     shape = BatchShape(6, 5 if has_memory else 1)
     measure(algorithm, actor, shape, "cpu")
