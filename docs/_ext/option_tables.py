@@ -18,7 +18,7 @@ from sphinx.application import Sphinx
 import pytorchrl
 from pytorchrl.agent.meanings import HOMES, Here
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, OF_OTHER_LIBRARIES
-from pytorchrl.agent.option_values import parser_for
+from pytorchrl.agent.option_values.text import form_of, to_python
 from pytorchrl.cli.parsing import flag_of, titles, values_of
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.training.composition import OptionSpec, option_specs
@@ -45,8 +45,8 @@ def _level_table(level: str) -> list[nodes.Node]:
         declaration = declaration_of(name)
         allowed = declaration.choices
         rows.append((
-            (name,), (_shown(default_of_keyword(name)),),
-            _range(declaration.field.metadata) if allowed is None else tuple(map(_shown, allowed)),
+            (name,), (to_python(default_of_keyword(name)),),
+            _range(declaration.field.metadata) if allowed is None else tuple(map(to_python, allowed)),
             _sentence(declaration.help)))
     heads, widths = ("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45)
     return [nodes.rubric(text=level[0].upper() + level[1:]), _table(heads, widths, rows)]
@@ -59,7 +59,7 @@ class FlagTable(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the nodes of one title and one table per group of flags."""
-        specs = [spec for spec in option_specs(self.arguments[0]).values() if parser_for(spec.hint) is not None]
+        specs = [spec for spec in option_specs(self.arguments[0]).values() if form_of(spec.hint)]
         found: list[nodes.Node] = []
         for group, title in titles().items():
             rows = [_flag_row(spec) for spec in specs if spec.group == group]
@@ -100,13 +100,13 @@ def _marked(text: str) -> nodes.paragraph:
 def _option_row(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
     metadata = field.metadata
     if field.default is not dataclasses.MISSING:
-        default: Any = (_shown(field.default),)
+        default: Any = (to_python(field.default),)
     elif field.default_factory is not dataclasses.MISSING:
-        default = (_shown(field.default_factory()),)
+        default = (to_python(field.default_factory()),)
     else:
         default = "required"
     if metadata["choices"] is not None:
-        allowed: Any = tuple(map(_shown, metadata["choices"]))
+        allowed: Any = tuple(map(to_python, metadata["choices"]))
     else:
         allowed = _range(metadata)
     text = _sentence(metadata["help"]) + (" May change while training." if metadata["updatable"] else "")
@@ -128,15 +128,6 @@ def _range(metadata: Mapping[str, Any]) -> str:
 def _sentence(text: str) -> str:
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
-def _shown(value: Any) -> str:
-    """Return a value as it is written in Python."""
-    if isinstance(value, str):
-        return repr(str(value))
-    if isinstance(value, Mapping):
-        return repr(dict(value))
-    return repr(value)
 
 
 def _table(heads: tuple[str, ...], widths: tuple[int, ...], rows: Iterable[tuple[Any, ...]]) -> nodes.table:

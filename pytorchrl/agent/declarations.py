@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
 from pytorchrl.support.untyped import TypeHint
 
@@ -123,14 +124,14 @@ class Declaration:
             return None
         choices = self.choices
         if choices is not None and not self._is_choice(value, choices):
-            return f"{self.name} must be {self.allowed}, got {_shown(value)}{_nearest(value, choices)}"
+            return f"{self.name} must be {self.allowed}, got {to_python(value)}{_nearest(value, choices)}"
         if not fits(self.type, value):
-            return f"{self.name} must be {self.allowed}, got {value!r}"
+            return f"{self.name} must be {self.allowed}, got {to_python(value)}"
         if isinstance(value, Schedule):
             return self._problem_of_schedule(value)
         for number in _numbers(value):
             if wrong := out_of_range(number, self.low, self.high, self.is_exclusive):
-                return f"{self.name} must be {self.allowed if math.isfinite(number) else wrong}, got {value!r}"
+                return f"{self.name} must be {self.allowed if math.isfinite(number) else wrong}, got {to_python(value)}"
         return None
 
     def _problem_of_schedule(self, schedule: Schedule) -> str | None:
@@ -138,7 +139,7 @@ class Declaration:
         for index, number in enumerate(schedule.values):
             is_last = index == len(schedule.values) - 1
             if wrong := out_of_range(number, self.low, self.high, self.is_exclusive and not is_last):
-                return f"{self.name} must be {wrong}, got {schedule!r}"
+                return f"{self.name} must be {wrong}, got {to_python(schedule)}"
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
@@ -261,10 +262,6 @@ def _enum_of(hint: object) -> type[enum.Enum] | None:
 def _same(one: object, other: object) -> bool:
     """Return whether two values are equal; True and 1 are not equal."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other
-
-
-def _shown(value: object) -> str:
-    return repr(value.value) if isinstance(value, enum.Enum) else repr(value)
 
 
 def _nearest(value: object, choices: tuple[object, ...]) -> str:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T_co = TypeVar("T_co", covariant=True)
@@ -151,7 +152,7 @@ class Factory(Generic[T_co]):
 
     def __repr__(self) -> str:
         """Return the call that creates an equal factory, with the options that differ from their defaults."""
-        changed = [f"{name}={getattr(self.options, name)!r}" for name in self.options.changed()]
+        changed = [f"{name}={to_python(getattr(self.options, name))}" for name in self.options.changed()]
         return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
 
 

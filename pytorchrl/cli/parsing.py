@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
+import functools
+import math
 import re
 import sys
 import typing
@@ -11,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytorchrl.agent.names import Known, suggestion
-from pytorchrl.agent.option_values import form_of, parser_for
-from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.option_values.text import form_of, parse, to_text
+from pytorchrl.errors import ConfigError
 from pytorchrl.support.terminal import printable
+from pytorchrl.support.untyped import TypeHint
 
 if TYPE_CHECKING:
     from pytorchrl.training.composition import OptionSpec
@@ -101,14 +103,13 @@ def add_option_flags(
     """
     groups = {group: parser.add_argument_group(title) for group, title in titles().items()}
     for name, spec in specs.items():
-        parse = parser_for(spec.hint)
-        if parse is None:
+        if not form_of(spec.hint):
             continue
         flag, group = flag_of(name), groups[spec.group]
-        text = f"{spec.help.rstrip('.')} [{_shown(preset.get(name, spec.default))}]".replace("%", "%%")
+        text = f"{spec.help.rstrip('.')} [{to_text(preset.get(name, spec.default))}]".replace("%", "%%")
         given: dict[str, Any] = {  # keyword arguments of add_argument
-            "dest": name, "type": parse, "default": argparse.SUPPRESS, "metavar": values_of(spec),
-            "help": text if show_all or is_common(spec) else argparse.SUPPRESS}
+            "dest": name, "type": functools.partial(_parsed, hint=spec.hint), "default": argparse.SUPPRESS,
+            "metavar": values_of(spec), "help": text if show_all or is_common(spec) else argparse.SUPPRESS}
         if spec.hint is bool or {bool, str} <= set(typing.get_args(spec.hint)):
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
@@ -131,7 +132,7 @@ def values_of(spec: OptionSpec) -> str:
         return form_of(spec.hint)
     # The text "none" is left out here, because it is one of the choices if None is allowed.
     others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]
-    return "|".join(dict.fromkeys([*others, *map(_shown, spec.choices)]))
+    return "|".join(dict.fromkeys([*others, *map(to_text, spec.choices)]))
 
 
 def flag_of(name: str) -> str:
@@ -152,16 +153,20 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 
-def _shown(value: object) -> str:
-    """Return the text that a user would type for a default value."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return ",".join(map(_shown, value)) or "empty"
-    if isinstance(value, Mapping):
-        return json.dumps(dict(value))
-    if isinstance(value, Schedule):
-        return ":".join(part if isinstance(part, str) else f"{part:.12g}" for part in value.parts())
-    return str(value)
+def positive_seconds(text: str) -> float:
+    """Parse a finite number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def _parsed(text: str, hint: TypeHint) -> object:
+    """Parse the value of a flag; argparse shows only the messages of its own class of errors."""
+    try:
+        return parse(text, hint)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -6,9 +6,8 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-from pytorchrl.agent.option_values import positive_seconds
 from pytorchrl.cli.output import show
-from pytorchrl.cli.parsing import Parser
+from pytorchrl.cli.parsing import Parser, positive_seconds
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.learner import Learner

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytorchrl.agent.option_values import positive_seconds
-from pytorchrl.cli.parsing import Parser
+from pytorchrl.cli.parsing import Parser, positive_seconds
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.monitor.live import show_once, watch

@@ -12,16 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 
+from pytorchrl.agent.env.vec_env import EnvFactory
+from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.option_values.descriptions import mapping, spaces_of, to_json
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.files.lines import check_appended
 from pytorchrl.files.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.learner import checkpoints
 from pytorchrl.learner.checkpoints import CheckpointFiles, Written
-from pytorchrl.learner.descriptions import describe_agent, describe_learner
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import Background
 from pytorchrl.support.untyped import StateDict
@@ -131,8 +134,8 @@ class RunFiles:
         checkpoints.set_aside(self._damaged)
         newest = None if resumed is None else Written(resumed["env_steps"], scheme.version)
         self._checkpoints = CheckpointFiles(self._log_dir / CHECKPOINTS, options, newest)
-        settings = {"scheme": scheme.settings, "agent": describe_agent(scheme.agent),
-                    "learner": describe_learner(options)}
+        settings = {"scheme": scheme.settings, "agent": _described_agent(scheme.agent),
+                    "learner": _described_options(options)}
         write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # an earlier part of this run may have written a result
         self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
@@ -262,3 +265,22 @@ def _check_learner(learner: StateDict) -> None:
     for number in numbers:
         if number is not None:
             math.isfinite(number)  # raises TypeError if it is not a number
+
+
+def _described_agent(agent: Agent) -> dict[str, object]:
+    """Return all factories of an agent as JSON, with all their options except `log_dir` of the environments."""
+    spaces = spaces_of(agent.train_envs_factory)
+    return {name: _described_envs(factory) if isinstance(factory, EnvFactory) else to_json(factory, spaces)
+            for name, factory in agent.as_dict().items() if factory is not None}
+
+
+def _described_envs(envs: EnvFactory) -> object:
+    described = mapping(to_json(envs))
+    return {**described, "options": {
+        name: option for name, option in mapping(described["options"]).items() if name != "log_dir"}}
+
+
+def _described_options(options: LearnerOptions) -> dict[str, object]:
+    """Return the options of a learner as JSON, except `log_dir` and `target_steps`."""
+    return {name: to_json(value) for name, value in as_keywords(options).items()
+            if name not in ("log_dir", "target_steps")}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import algorithms_for, learned_kind
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.options.base import ASYNC, SYNC
@@ -54,8 +55,9 @@ class Preset:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from the data that
                 the architecture provides. The message lists all problems.
         """
-        problems = [f"{self.name} means {name}={_shown(value)}, got {_shown(given[name])}; leave it out, or build a "
-                    "plain Scheme" for name, value in self.fixed.items() if name in given and given[name] != value]
+        problems = [
+            f"{self.name} means {name}={to_python(value)}, got {to_python(given[name])}; leave it out, or build a "
+            "plain Scheme" for name, value in self.fixed.items() if name in given and given[name] != value]
         settings = {**self.defaults, **given, **self.fixed}
         if self.learner:
             settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
@@ -72,10 +74,6 @@ class Preset:
         if problems:
             raise ConfigError("; ".join(problems))
         return settings
-
-
-def _shown(value: object) -> str:
-    return repr(str(value)) if isinstance(value, str) else repr(value)
 
 
 _LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS, DataKind.SEQUENCES)

@@ -31,7 +31,7 @@ from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
 from pytorchrl.scheme.precisions import decide_precisions
-from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, read_record
+from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
 from pytorchrl.scheme.supervision.evaluation import Evaluation
@@ -326,7 +326,7 @@ class Scheme(Architectures):
         worker = self.update_worker
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
-        return {"format": CHECKPOINT_FORMAT, "settings": as_json(self.settings),
+        return {"format": CHECKPOINT_FORMAT, "settings": dict(self.settings),
                 "agent": describe(self.agent.as_dict()), "mixed_precision": self.agent.precisions,
                 "part": self._num_checkpoints, "state": state}
 

@@ -7,7 +7,6 @@ run that `train` or the command line has started is a configuration, too.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import json
@@ -19,12 +18,12 @@ from pathlib import Path
 
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.names import suggestion
-from pytorchrl.agent.option_values import parser_for
+from pytorchrl.agent.option_values.descriptions import FLOAT, code_in, from_json, mapping, to_json
+from pytorchrl.agent.option_values.text import form_of, parse, to_python, to_text
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import parse_json, put_in_place, read_text
 from pytorchrl.files.run_directory import check_description
-from pytorchrl.learner.descriptions import code_in, from_json, mapping
 from pytorchrl.training.composition import OptionSpec, known_names, option_specs
 
 SWEEP = "sweep"
@@ -135,10 +134,10 @@ class ConfigFile:
                 swept: bool = False) -> dict[str, object]:
         found, problems = dict[str, object](), []
         for name, raw in entries.items():
-            value = _value(specs[name], raw)
-            if isinstance(value, _Problem):
-                problems.append(f"{self.where(name, swept=swept)}: {name}: {value}")
-            found[name] = value
+            try:
+                found[name] = _value(specs[name], raw)
+            except ConfigError as error:  # noqa: PERF203 - all problems are reported at once
+                problems.append(f"{self.where(name, swept=swept)}: {name}: {error}")
         _refuse(problems)
         return found
 
@@ -237,24 +236,18 @@ def _entries_of_run(path: str, text: str) -> dict[str, object]:
     return {**options, "seed": seed, "algorithm": recipe.get("algorithm"), "env": recipe.get("env")}
 
 
-class _Problem(str):
-    """The reason why a value in a file cannot be the value of an option."""
-
-    __slots__ = ()
-
-
 def _value(spec: OptionSpec, raw: object) -> object:
-    """Convert a value of the file to the type of the option; its range is checked later."""
-    parse = parser_for(spec.hint)
-    if parse is None:
-        return _Problem("its values are code, so it can only be given in Python")
+    """Convert a value of the file to the type of the option; its range is checked later.
+
+    Raises:
+        ConfigError: The value has another type, or values of the option are code.
+    """
+    if not form_of(spec.hint):
+        raise ConfigError("its values are code, so it can only be given in Python")
     if raw is None or isinstance(raw, bool):
         return raw
     if isinstance(raw, (int, float, str)):
-        try:
-            return parse(raw if isinstance(raw, str) else repr(raw))
-        except argparse.ArgumentTypeError as error:
-            return _Problem(str(error))
+        return parse(raw if isinstance(raw, str) else repr(raw), spec.hint)
     if isinstance(raw, list):
         # A list of pairs is kept as a list, because it contains the points of a schedule; other lists become tuples.
         pairs = [tuple(item) for item in raw if isinstance(item, list)]
@@ -263,42 +256,34 @@ def _value(spec: OptionSpec, raw: object) -> object:
         try:
             return from_json(raw)
         except (CheckpointError, LookupError, TypeError, ValueError, OverflowError) as error:
-            return _Problem(f"no value can be built from {raw!r:.100}: {error}")
-    return _Problem(f"expected a string, a number, a list or a table, got {raw!r}")
+            raise ConfigError(f"no value can be built from {raw!r:.100}: {error}") from error
+    raise ConfigError(f"expected a string, a number, a list or a table, got {raw!r}")
 
 
 def _toml(name: str, value: object) -> str:
-    if isinstance(value, Schedule):
-        parts = value.parts()
-        if any(isinstance(part, str) for part in parts[1:]):
-            raise ConfigError(f"{name} is a schedule that a function computes, so it cannot be written to a file")
-        return _quoted(":".join(map(str, parts)))
-    if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(float(value))
-    if isinstance(value, (int, str)):
-        return _quoted(value.value if hasattr(value, "value") else value)
-    if isinstance(value, os.PathLike):
-        return _quoted(os.fspath(value))
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(_toml_inside(name, item) for item in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_quoted(str(key))} = {_toml_inside(name, item)}' for key, item in value.items())}}}"
-    raise ConfigError(f"{name}={value!r} is code, so it cannot be written to a file")
+    """Return the value of an option as TOML: None and schedules as text of the command line, other values as in JSON.
+
+    Raises:
+        ConfigError: The value is code, or contains None, which is refused because "none" is a usual text there.
+    """
+    described = to_text(value) if value is None else to_json(value, keep_tuples=False)
+    if code_in(described):
+        raise ConfigError(f"{name}={to_python(value)} is code, so it cannot be written to a file")
+    return _written(name, to_text(value) if isinstance(value, Schedule) else described)
 
 
-def _toml_inside(name: str, value: object) -> str:
-    """Return a value of a list or table as TOML; None is refused, because "none" is a usual text there."""
-    if value is None:
+def _written(name: str, described: object) -> str:
+    if described is None:
         raise ConfigError(f"{name} contains None, which TOML cannot express in a list or table")
-    return _toml(name, value)
+    if isinstance(described, list):
+        return f"[{', '.join(_written(name, item) for item in described)}]"
+    if isinstance(described, dict) and FLOAT not in described:
+        return f"{{{', '.join(f'{_quoted(key)} = {_written(name, item)}' for key, item in described.items())}}}"
+    return str(described[FLOAT]) if isinstance(described, dict) else _quoted(described)
 
 
-def _quoted(value: str | int) -> str:
-    """Return a text or whole number as TOML, which differs from JSON in two escapes: surrogate pairs and DEL."""
+def _quoted(value: object) -> str:
+    """Return a text, number or boolean as TOML, which differs from JSON in two escapes: surrogate pairs and DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -7,6 +7,9 @@ the run was started without `train`; `load` builds the agent from `agent`. `reci
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,14 +17,9 @@ from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, imported_registration, reference_to, registration_of
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.factories import Agent
-from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.files.atomic import read_json
-from pytorchrl.files.run_directory import RUN_FILE, check_description, no_run
-from pytorchrl.learner.descriptions import (
+from pytorchrl.agent.option_values.descriptions import (
     FACTORY,
     Find,
-    check_environment,
     code_in,
     factory_from_json,
     find_by_import,
@@ -33,11 +31,16 @@ from pytorchrl.learner.descriptions import (
     spaces_of,
     to_json,
 )
+from pytorchrl.agent.seeding import check_seed
+from pytorchrl.envs.lookup import names_module
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.files.atomic import read_json
+from pytorchrl.files.run_directory import RUN_FILE, check_description, no_run
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training.composition import compose, option_specs
 
 Described = Mapping[str, object]
-"""A description from `pytorchrl.learner.descriptions`, or a part of one."""
+"""A description from `pytorchrl.agent.option_values.descriptions`, or a part of one."""
 _ACTING = ("noise_std",)
 """Algorithm options that affect acting. `load` ignores all other algorithm options whose values are code."""
 
@@ -149,11 +152,37 @@ def _environments(description: Described, find: Find, *, trust: bool) -> EnvFact
         raise CheckpointError(f"{description[FACTORY]} is not a class of environments")
     options: dict[str, OptionValue] = options_of(description, find)
     if not trust:
-        check_environment(options["env_fn"])
+        _check_environment(options["env_fn"])
     if "agents" in options:
         agents = options.pop("agents").items()
         options["policy_of"] = {agent: policy for policy, names in agents for agent in names}
     return cls.create_factory(**options)
+
+
+def _check_environment(env: object) -> None:
+    """Refuse an environment id if Gymnasium or PettingZoo would import a module that belongs to no installed package.
+
+    Modules that this process has already imported, and modules of installed packages, are accepted. Any other module,
+    for example in the working directory, is refused, because importing it would execute its code.
+
+    Raises:
+        CheckpointError: The module is neither imported nor part of an installed package.
+    """
+    if not isinstance(env, str) or not (":" in env or names_module(env)):
+        return
+    module = env.partition(":")[0]
+    if module in sys.modules:
+        return
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])  # a dotted name would import the package
+    except ValueError:
+        spec = None
+    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    found = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
+    places = [Path(place).resolve() for place in found if place is not None]
+    if not all(any(folder in place.parents for folder in folders) for place in places):
+        raise CheckpointError(f"the environment {env!r} is code in the module {module!r}, which this process has not "
+                              "imported and which belongs to no installed package")
 
 
 def _composed(recipe: Described, given: Registration | None, find: Find, *, trust: bool) -> Agent:
@@ -163,7 +192,7 @@ def _composed(recipe: Described, given: Registration | None, find: Find, *, trus
     if registration is None:
         raise CheckpointError(f"{name} is an algorithm that this process has not imported")
     if not trust:
-        check_environment(env)
+        _check_environment(env)
     specs = option_specs(registration.algorithm)
     recorded = {name: value for name, value in mapping(recipe["options"]).items() if name != "checkpoint"}
     if unknown := [name for name in recorded if name not in specs]:

@@ -10,13 +10,14 @@ options. Some flat keywords, such as `col_communication`, choose the kind for a 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from pytorchrl.agent.declarations import Declaration
 from pytorchrl.agent.names import Known, refuse_unknown
+from pytorchrl.agent.option_values.descriptions import to_json
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Options
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
@@ -27,7 +28,6 @@ from pytorchrl.scheme.options.base import (
     PARALLEL,
     SYNC,
     Communication,
-    Execution,
     Kind,
     OptionsT,
     PrefetchOptions,
@@ -244,15 +244,7 @@ class Settings:
             "runtime": next(name for name, kind in RUNTIME_KINDS.items() if isinstance(self.runtime, kind))}
         levels = [getattr(self, field.name) for field in fields(self)]
         values = patterns | {name: value for level in levels for name, value in as_keywords(level).items()}
-        return {name: _as_json(values.get(name, default_of_keyword(name))) for name in _OWNERS}
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, (Execution, Communication, os.PathLike)):
-        return str(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return list(value) if isinstance(value, tuple) else value
+        return {name: to_json(values.get(name, default_of_keyword(name)), keep_tuples=False) for name in _OWNERS}
 
 
 def _num_shards(collection: Collection) -> int:
@@ -279,14 +271,10 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
             problems.append(problem)
         elif value != declaration.default:
             problems.append(
-                f"{name}={_shown(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
+                f"{name}={to_python(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
                 f"{chosen.title}; give {' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} "
                 f"out{homes[0].instead.get(name, '')}")
     return problems
-
-
-def _shown(value: object) -> str:
-    return repr(str(value)) if isinstance(value, str) else repr(value)
 
 
 class Reader:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pytorchrl.agent.option_values.descriptions import to_json
 from pytorchrl.scheme.options.settings import default_of_keyword, known_keywords
-from pytorchrl.scheme.recording.record import as_json, differences
+from pytorchrl.scheme.recording.record import differences
 
 # A resumed run may change these settings, in addition to the settings that a replayed run may change.
 _FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers"})
@@ -22,7 +23,7 @@ def differences_from(
 
 def _complete(saved: Mapping[str, object]) -> dict[str, object]:
     """Add to saved settings the defaults of the keywords that did not exist when the settings were saved."""
-    complete = {**{name: as_json(default_of_keyword(name)) for name in known_keywords() if name not in saved}, **saved}
+    complete = {**{name: to_json(default_of_keyword(name)) for name in known_keywords() if name not in saved}, **saved}
     if "inference" not in saved and saved.get("prefetch") == 0:
         complete["prefetch"] = None  # the default was 0 in version 0.1.0, and is None in later versions
     return complete

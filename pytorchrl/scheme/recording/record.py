@@ -15,7 +15,6 @@ import json
 import operator
 import os
 import platform
-import re
 import struct
 import time
 import zlib
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.algorithms.precision import precisions_of
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
@@ -73,12 +73,12 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
         also_free: Further settings that may differ.
     """
     problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}"
-                for name, value in as_json(settings).items()
+                for name, value in settings.items()
                 if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
     for part, options in describe(agent).items():
         saved = old_agent.get(part, {})
         defaults = _new_defaults(agent[part], saved)
-        old = {**{name: _text(value) for name, value in defaults.items() if name in options}, **saved}
+        old = {**{name: to_python(value) for name, value in defaults.items() if name in options}, **saved}
         problems += [f"{part}: {name} was {old.get(name)}, now it is {options.get(name)}"
                      for name in {**old, **options} if old.get(name) != options.get(name)]
     return problems
@@ -288,16 +288,9 @@ def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
     def texts(factory: Factory[object]) -> dict[str, str]:
         options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}
         return {"class": factory.cls.__name__,
-                **{name: re.sub(r" at 0x[0-9a-f]+", "", _text(value)) for name, value in options.items()}}
+                **{name: to_python(value) for name, value in options.items()}}
 
     return {name: texts(factory) for name, factory in agent.items() if isinstance(factory, Factory)}
-
-
-def _text(value: object) -> str:
-    """Return a `repr` that is the same in every process; sets are sorted, because their order varies."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
-    return repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)
 
 
 def _machine() -> dict[str, str]:
@@ -305,8 +298,3 @@ def _machine() -> dict[str, str]:
 
     return {"pytorchrl": __version__, "torch": torch.__version__, "numpy": np.__version__,
             "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
-
-
-def as_json(value: object) -> Json:
-    """Return a value as it would be read back from a JSON file."""
-    return json.loads(json.dumps(value))

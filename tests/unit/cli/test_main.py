@@ -16,7 +16,7 @@ from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.cli import enjoy, main, parsing
 from pytorchrl.cli.parsing import flag_of, is_common
 from pytorchrl.cli.train import parse
-from pytorchrl.agent.option_values import parser_for
+from pytorchrl.agent.option_values.text import form_of
 from pytorchrl.training.composition import option_specs
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
@@ -73,7 +73,7 @@ def flags_in(out):
 @pytest.mark.parametrize("algorithm", registered())
 def test_the_short_help_lists_common_flags_and_the_long_one_all(capsys, algorithm):
     short, full = (flags_in(run(capsys, "train", algorithm, words)[1]) for words in ("--help", "--help-all"))
-    with_flag = {name for name, spec in option_specs(algorithm).items() if parser_for(spec.hint)}
+    with_flag = {name for name, spec in option_specs(algorithm).items() if form_of(spec.hint)}
     assert full == {flag_of(name) for name in with_flag}
     assert short == {flag_of(name) for name, spec in option_specs(algorithm).items() if is_common(spec)} & full
     assert {"--target-steps", "--log-dir", "--seed", "--num-envs", "--num-col-workers"} <= short

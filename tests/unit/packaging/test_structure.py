@@ -208,3 +208,37 @@ def test_no_parameter_takes_any_keyword_in_the_scheme():
              if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None
              and (node.args.kwarg.annotation is None or ast.unparse(node.args.kwarg.annotation) in ("Any", "object"))}
     assert found == UNTYPED_KEYWORDS
+
+
+# Types of option values that need an encoding, and collections that may contain them.
+ENCODED = {"Enum", "Communication", "Execution", "PathLike", "Path", "Schedule", "Computed", "partial", "generic"}
+COLLECTIONS = {"Mapping", "MappingProxyType", "dict", "tuple", "set", "frozenset"}
+
+
+def names_in(node):
+    return {part.attr if isinstance(part, ast.Attribute) else part.id for part in ast.walk(node)
+            if isinstance(part, (ast.Attribute, ast.Name))}
+
+
+def encodes_values(function):
+    """Return whether a function looks like an encoder of option values.
+
+    An encoder tells collections apart from paths, enums or schedules by `isinstance`, or writes the `repr` of an enum's
+    value.
+    """
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    tested = {name for node in calls if node.func.id == "isinstance" for name in names_in(node.args[1])}
+    written = [node.args[0] for node in calls if node.func.id == "repr"]
+    return bool(tested & ENCODED and tested & COLLECTIONS) or any(
+        (isinstance(value, ast.Call) and names_in(value.func) == {"str"})
+        or (isinstance(value, ast.Attribute) and value.attr == "value") for value in written)
+
+
+def test_only_one_package_encodes_values_of_options():
+    """Check that values of options become text or JSON only in `agent.option_values`."""
+    home = PACKAGE / "agent" / "option_values"
+    found = {f"{name_of(path)}.{node.name}" for path in MODULES for node in nodes_of(path)
+             if isinstance(node, ast.FunctionDef) and encodes_values(node)}
+    own = {name for name in found if name.startswith(f"{name_of(home / '__init__.py')}.")}
+    assert {name.rpartition(".")[2] for name in own} == {"to_text", "to_python", "to_json"}
+    assert found - own == set()

@@ -6,7 +6,7 @@ import pytest
 
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
-from pytorchrl.agent.option_values import parser_for
+from pytorchrl.agent.option_values.text import form_of
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.training.composition import option_specs
 from pytorchrl.profile.profiling import RULES, between, explain, options_of, table
@@ -122,7 +122,7 @@ def test_every_part_has_a_rule_that_always_applies():
 
 def test_every_option_of_a_rule_is_a_flag():
     flags = {name for algorithm in registered() for name,
-             spec in option_specs(algorithm).items() if parser_for(spec.hint)}
+             spec in option_specs(algorithm).items() if form_of(spec.hint)}
     assert {rule.option for rule in RULES} <= flags
 
 

@@ -111,6 +111,7 @@ def test_any_character_survives_a_round_trip(write, text):
 def test_numbers_of_numpy_survive_a_round_trip(write):
     options = {"lr": np.float64(1e-3), "env_kwargs": {"a": [np.float64(0.5), np.float64("inf")]}}
     save_config("saved.toml", "ppo", "CartPole-v1", options)
+    assert '{"a" = [0.5, inf]}' in Path("saved.toml").read_text(encoding="utf-8")
     assert load_config("saved.toml") == {"algorithm": "ppo", "env": "CartPole-v1", **options}
 
 

@@ -1,4 +1,4 @@
-"""Describe options and factories as JSON, and build them again from their descriptions.
+"""Describe the values of options, including factories, as JSON, and build them again from their descriptions.
 
 Numbers, strings, booleans, lists and mappings are their own descriptions. Any other value is described by an object:
 
@@ -20,11 +20,9 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
-import importlib.util
 import math
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -34,13 +32,9 @@ import torch
 
 from pytorchrl.agent.algorithms.registry import subclasses
 from pytorchrl.agent.env.vec_env import EnvFactory
-from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
-from pytorchrl.envs.lookup import names_module
 from pytorchrl.errors import CheckpointError
-from pytorchrl.learner.options import LearnerOptions
-from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.support.untyped import Json
 
 Find = Callable[[str], object]
@@ -48,42 +42,53 @@ Find = Callable[[str], object]
 Spaces = Mapping[str, object]
 """The spaces of the training environments, under the keys "observation_space" and "action_space"."""
 
-CODE, FACTORY = "__code__", "__factory__"
-_SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _FLOAT, _OTHER = (
-    "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__float__", "__other__")
-_SPECIAL = (CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _FLOAT, _OTHER)
+CODE, FACTORY, FLOAT = "__code__", "__factory__", "__float__"
+_SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _OTHER = (
+    "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__other__")
+_SPECIAL = (CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, FLOAT, _OTHER)
 _BASES: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper)
 
 
-def to_json(value: object, spaces: Spaces | None = None, *, exact: bool = False) -> object:
+def to_json(
+    value: object, spaces: Spaces | None = None, *, keep_tuples: bool = True, is_inside: bool = False,
+) -> object:
     """Return the description of a value. `from_json` is the inverse.
 
     Args:
         value: A value of an option, or a factory.
         spaces: Spaces that are described by their names; None: no spaces.
-        exact: Whether to describe tuples as tuples. Otherwise, they are described as lists, which options accept in
-            place of tuples. Tuples in mappings are always described as tuples.
+        keep_tuples: Whether tuples in mappings are described as tuples. Otherwise, they are described as lists, like
+            all other tuples, because options accept lists in place of tuples.
+        is_inside: Whether the value itself is part of a mapping.
     """
-    described = functools.partial(to_json, spaces=spaces, exact=exact)
+    described = functools.partial(to_json, spaces=spaces, keep_tuples=keep_tuples)
     if isinstance(value, Factory):
-        return {FACTORY: reference(value.cls),
-                "options": {name: to_json(option, spaces) for name, option in as_keywords(value.options).items()}}
+        options = {name: getattr(value.options, name) for name in value.options.declarations()}
+        return {FACTORY: reference(value.cls), "options": {name: described(item) for name, item in options.items()}}
     if spaces is not None and (place := _place(value, spaces)):
         return {_SPACE: place}
     value = _simple(value)
     if value is None or isinstance(value, (bool, int, float, str)):
-        return {_FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
+        return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
     if isinstance(value, Schedule):
         return {_SCHEDULE: value.parts()}
     if isinstance(value, (tuple, list)):
-        items = [described(item) for item in value]
-        return {_TUPLE: items} if exact and isinstance(value, tuple) else items
+        items = [described(item, is_inside=is_inside) for item in value]
+        return {_TUPLE: items} if keep_tuples and is_inside and isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        return _mapping(value, spaces)
+        return _mapping(value, functools.partial(described, is_inside=True))
     if isinstance(value, functools.partial):
-        return {_PARTIAL: [described(value.func), described(value.args), to_json(value.keywords, spaces, exact=True)]}
+        return {_PARTIAL: [described(value.func), described(value.args, is_inside=is_inside),
+                           described(value.keywords)]}
     named = reference(value) if callable(value) else ""
     return {CODE: named} if named else {_OTHER: repr(value)}
+
+
+def _mapping(value: Mapping[object, object], described: Callable[[object], object]) -> object:
+    entries = {key: described(item) for key, item in value.items()}
+    if all(isinstance(key, str) for key in entries) and not _is_special(entries):
+        return entries
+    return {_MAPPING: [[to_json(key, is_inside=True), item] for key, item in entries.items()]}  # keys stay tuples
 
 
 def _simple(value: object) -> object:
@@ -97,36 +102,9 @@ def _simple(value: object) -> object:
     return value.function if isinstance(value, Computed) else value
 
 
-def _mapping(value: Mapping[object, object], spaces: Spaces | None) -> object:
-    items = [(key, to_json(item, spaces, exact=True)) for key, item in value.items()]
-    if all(isinstance(key, str) for key, _ in items) and not _is_special(dict(items)):
-        return dict(items)
-    return {_MAPPING: [[to_json(key, spaces, exact=True), item] for key, item in items]}
-
-
 def _is_special(value: Mapping[object, object]) -> bool:
     """Return whether a mapping has a key that marks a description by `to_json`, for example of a schedule."""
     return FACTORY in value or (len(value) == 1 and next(iter(value)) in _SPECIAL)
-
-
-def describe_agent(agent: Agent) -> dict[str, object]:
-    """Return all factories of an agent, with all their options, as JSON."""
-    spaces = spaces_of(agent.train_envs_factory)
-    factories = {name: factory for name, factory in agent.as_dict().items() if factory is not None}
-    return {name: _without_log_dir(factory) if isinstance(factory, EnvFactory) else to_json(factory, spaces)
-            for name, factory in factories.items()}
-
-
-def describe_learner(options: LearnerOptions) -> dict[str, object]:
-    """Return the options of a learner as JSON, except `log_dir` and `target_steps`."""
-    elsewhere = ("log_dir", "target_steps")
-    return {name: to_json(value) for name, value in as_keywords(options).items() if name not in elsewhere}
-
-
-def _without_log_dir(envs: EnvFactory) -> object:
-    """Describe a factory of environments, but omit `log_dir`, the directory for monitor files."""
-    options = {name: value for name, value in as_keywords(envs.options).items() if name != "log_dir"}
-    return {FACTORY: reference(envs.cls), "options": {name: to_json(value) for name, value in options.items()}}
 
 
 def spaces_of(envs: EnvFactory) -> Spaces:
@@ -163,7 +141,7 @@ def from_json(value: object, find: Find | None = None, spaces: Spaces | None = N
 def _special(key: str, content: object, find: Find | None, spaces: Spaces | None) -> object:
     if key == CODE:
         return (find or find_imported)(str(content))
-    if key == _FLOAT:
+    if key == FLOAT:
         return float(str(content))
     if not isinstance(content, list):
         raise CheckpointError(f"no value can be built from {content}")
@@ -295,29 +273,3 @@ def find_by_import(reference: str) -> object:
     except Exception as error:
         raise CheckpointError(f"{reference} cannot be imported ({type(error).__name__}: {error}); run from the folder "
                               "that contains the module, or add that folder to PYTHONPATH") from error
-
-
-def check_environment(env: object) -> None:
-    """Refuse an environment id if Gymnasium or PettingZoo would import a module that belongs to no installed package.
-
-    Modules that this process has already imported, and modules of installed packages, are accepted. Any other module,
-    for example in the working directory, is refused, because importing it would execute its code.
-
-    Raises:
-        CheckpointError: The module is neither imported nor part of an installed package.
-    """
-    if not isinstance(env, str) or not (":" in env or names_module(env)):
-        return
-    module = env.partition(":")[0]
-    if module in sys.modules:
-        return
-    try:
-        spec = importlib.util.find_spec(module.partition(".")[0])  # a dotted name would import the package
-    except ValueError:
-        spec = None
-    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
-    found = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
-    places = [Path(place).resolve() for place in found if place is not None]
-    if not all(any(folder in place.parents for folder in folders) for place in places):
-        raise CheckpointError(f"the environment {env!r} is code in the module {module!r}, which this process has not "
-                              "imported and which belongs to no installed package")

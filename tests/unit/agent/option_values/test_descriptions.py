@@ -32,7 +32,7 @@ from pytorchrl import (
 )
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.cli import main
-from pytorchrl.learner.descriptions import find_by_import, find_imported, from_json, to_json
+from pytorchrl.agent.option_values.descriptions import find_by_import, find_imported, from_json, to_json
 from pytorchrl.errors import CheckpointError
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.training.training import load
@@ -111,6 +111,12 @@ def test_values_are_built_again(value, expected):
     built = from_json(described(value))
     assert built == expected
     assert type(built) is type(expected)
+
+
+def test_values_are_built_again_with_lists_if_tuples_are_not_kept():
+    value = {"a": (1, [2, (3,)]), "b": {(4, 5): (6,)}}
+    assert from_json(described(value)) == value
+    assert from_json(to_json(value, keep_tuples=False)) == {"a": [1, [2, [3]]], "b": {(4, 5): [6]}}
 
 
 def test_functions_need_an_import():

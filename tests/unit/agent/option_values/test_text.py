@@ -1,15 +1,17 @@
-"""Tests of the conversion of text to values."""
+"""Tests of the values of options as text: parsing what `to_text` writes, and Python's notation."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
-from pytorchrl.agent.option_values import form_of, parser_for
+from pytorchrl.agent.option_values.text import form_of, parse, to_python, to_text
+from pytorchrl.errors import ConfigError
 from pytorchrl.scheme import Communication
 
 
@@ -30,7 +32,7 @@ from pytorchrl.scheme import Communication
     (Mapping[str, float], '{"num_cpus": 1}', {"num_cpus": 1}), (Communication, "asynchronous", "asynchronous"),
 ])
 def test_texts_are_converted_to_the_type(hint, text, value):
-    parsed = parser_for(hint)(text)
+    parsed = parse(text, hint)
     assert parsed == value
     assert type(parsed) is type(value) or isinstance(value, str)
 
@@ -47,16 +49,52 @@ def test_texts_are_converted_to_the_type(hint, text, value):
     (dict[str, Any], "[" * 100_000), (Communication, "asink"),
 ])
 def test_invalid_texts_are_refused_with_a_short_message(hint, text):
-    with pytest.raises(argparse.ArgumentTypeError) as caught:
-        parser_for(hint)(text)
+    with pytest.raises(ConfigError) as caught:
+        parse(text, hint)
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(("hint", "text", "message"), [
+    (float | Schedule, "fast", r"^expected NUMBER or a schedule \(linear:START:END.*\), got 'fast'$"),
+    (float | Schedule, "linear:1", "^a schedule must have the form linear:START:END.*, got linear:1$"),
+    (Communication, "asink", "^communication must be one of .*, got 'asink'; did you mean 'asynchronous'"),
+])
+def test_the_message_states_what_is_wrong_with_a_text(hint, text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(text, hint)
+
+
 @pytest.mark.parametrize("hint", [Any, Callable[..., Any], tuple[Any, ...], type])
-def test_types_without_a_text_form_have_no_parser(hint):
-    assert parser_for(hint) is None
+def test_types_without_a_form_as_text_cannot_be_parsed(hint):
+    assert form_of(hint) == ""
+    with pytest.raises(ConfigError, match="its values are code"):
+        parse("x", hint)
 
 
 def test_form_shows_every_format_of_a_value():
     assert form_of(float | Schedule) == "NUMBER|SCHEDULE"
     assert form_of(Communication | str | None) == "none|synchronous|asynchronous"
+
+
+@pytest.mark.parametrize(("hint", "value", "text"), [
+    (int | None, None, "none"), (bool, True, "yes"), (bool, False, "no"), (int, 10**6, "1000000"),
+    (float, 0.1 + 0.2, "0.30000000000000004"), (float, 1e-5, "1e-05"), (tuple[int, ...], (64, 32), "64,32"),
+    (float | Schedule, linear(1 / 3, 0, 1000), "linear:0.3333333333333333:0:1000"),
+    (float | Schedule, piecewise((0, 1.0), (50, 2.5e-4)), "piecewise:0:1:50:0.00025"),
+    (Mapping[str, Any], {"num_cpus": [1, "a"]}, '{"num_cpus": [1, "a"]}'), (Communication, Communication.SYNC,
+                                                                           "synchronous"),
+])
+def test_text_is_what_a_user_types(hint, value, text):
+    assert to_text(value) == text
+    assert parse(text, hint) == value
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (Communication.SYNC, "'synchronous'"), ("synchronous", "'synchronous'"), (linear(1e-3, 0), "linear(0.001, 0.0)"),
+    (MappingProxyType({"a": (1,)}), "{'a': (1,)}"), (frozenset({"b", "a"}), "['a', 'b']"),
+    ({"a": {Communication.ASYNC: {"d", "c"}}}, "{'a': {'asynchronous': ['c', 'd']}}"),
+    (print, "<built-in function print>"), (argparse.Namespace, "<class 'argparse.Namespace'>"),
+    (object(), "<object object>"),
+])
+def test_python_notation_is_the_same_in_every_process(value, text):
+    assert to_python(value) == text

@@ -1,12 +1,10 @@
-"""Parse the text values of command-line flags into values of the types that the options declare."""
+"""Write the values of options as text, on the command line and in Python, and parse the text of the command line."""
 
 from __future__ import annotations
 
-import argparse
 import collections.abc
 import enum
 import json
-import math
 import os
 import re
 import types
@@ -27,49 +25,62 @@ _LONGEST_JSON = 100_000
 _LONGEST_ECHO = 100
 
 
-def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
-    """Return a function that parses text into a value of type `hint`.
+def to_text(value: object) -> str:
+    """Return the value of an option as a user would type it on the command line, such as `linear:0.001:0`.
 
-    Return None if values of this type, such as classes and callables, cannot be written as text. If a text has the
-    wrong form, the returned function raises `argparse.ArgumentTypeError`, whose message states the expected forms.
+    `parse` is the inverse for all values that have a form as text.
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Schedule):
+        return ":".join(str(part).removesuffix(".0") for part in value.parts())
+    if isinstance(value, tuple):
+        return ",".join(map(to_text, value)) or "empty"
+    if isinstance(value, collections.abc.Mapping):
+        return json.dumps(dict(value))
+    return str(value.value if isinstance(value, enum.Enum) else value)
+
+
+def to_python(value: object) -> str:
+    """Return the value of an option as it is written in Python; the text is the same in every process.
+
+    A member of an enum is written as its value. Sets are sorted, and memory addresses are left out.
+    """
+    if isinstance(value, enum.Enum):
+        return repr(value.value)
+    if isinstance(value, (dict, types.MappingProxyType)):
+        return "{" + ", ".join(f"{to_python(key)}: {to_python(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (set, frozenset)):
+        return repr(sorted(value, key=repr))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def parse(text: str, hint: TypeHint) -> object:
+    """Parse text into a value of the type `hint`, which an option declares.
+
+    Raises:
+        ConfigError: The text has the wrong form, or values of this type, such as functions, have no form as text. The
+            message states the expected forms.
     """
     readers = _readers(hint)
     if not readers:
-        return None
-
-    def parse(text: str) -> object:
-        for _, read in readers:
-            try:
-                return read(text)
-            except ConfigError as error:  # noqa: PERF203 - there are only a few readers
-                if not isinstance(error, _NotThisError):
-                    raise argparse.ArgumentTypeError(str(error)) from None
-            except (ValueError, OverflowError):
-                continue
-        expected = " or ".join(_NAMES.get(name, name) for name, _ in readers)
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:_LONGEST_ECHO]!r}")
-
-    return parse
+        raise ConfigError("its values are code, so it can only be given in Python")
+    for _, read in readers:
+        try:
+            return read(text)
+        except ConfigError:  # noqa: PERF203 - there are only a few readers
+            raise
+        except (ValueError, OverflowError):  # the text has another form
+            continue
+    expected = " or ".join(_NAMES.get(name, name) for name, _ in readers)
+    raise ConfigError(f"expected {expected}, got {text[:_LONGEST_ECHO]!r}")
 
 
 def form_of(hint: TypeHint) -> str:
-    """Return the placeholder that the help shows for a value, such as `NUMBER|none`."""
+    """Return the form of a value as text, such as `NUMBER|none`; "" if values of the type cannot be written as text."""
     return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
-
-
-def positive_seconds(text: str) -> float:
-    """Parse a finite number of seconds above 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
-
-
-class _NotThisError(ConfigError):
-    """Raised by a parser if the text does not have the parser's form; another parser may accept the text."""
 
 
 _Reader = tuple[str, Callable[[str], object]]
@@ -140,7 +151,7 @@ def _schedule(text: str) -> Schedule:
     """Parse a schedule: `linear:1e-3:0`, a call such as `linear(1e-3, 0)`, or a list of points in Python's syntax."""
     said = _SCHEDULE.fullmatch(text.replace(" ", ""))
     if said is None:
-        raise _NotThisError(text)
+        raise ValueError(text)
     name = said["name"] or ("piecewise" if text.lstrip()[0] in "[(" else "")
     return schedule_of([name, *filter(None, re.split(r"[\[\](),:]", said["numbers"]))])
 
@@ -160,7 +171,7 @@ def _mapping(text: str) -> dict[str, object]:
     if len(text) > _LONGEST_JSON:
         raise ConfigError(f"a JSON value may have at most {_LONGEST_JSON} characters, got {len(text)}")
     if not text.lstrip().startswith("{"):
-        raise _NotThisError(text)
+        raise ValueError(text)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
