@@ -23,7 +23,7 @@ from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
-from pytorchrl.support.threads import in_turn
+from pytorchrl.support.threads import State, in_turn
 from pytorchrl.support.tracebacks import brief_errors_of
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 
@@ -31,6 +31,7 @@ logger = get_logger(__name__)
 
 # Seconds between redraws of the progress line, short enough to look smooth. A redraw takes up to 5 ms.
 _LOOK_INTERVAL_S = 0.25
+_ENDED = {State.STOPPED: "been stopped", State.FAILED: "been abandoned after a second signal"}
 
 
 @brief_errors_of("__init__", "start", "step", "train", "evaluate", "save_model")
@@ -81,7 +82,7 @@ class Learner:
         self._files, self._evaluations = RunFiles(self.log_dir), EvaluationTimer(scheme, self.options.eval_timeout_s)
         self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
-        self._started = self._stopped = self._abandoned = False
+        self._state = State.NEW
         self._target = Target(scheme, target_steps)
         self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
                         self.options.log_every_s)
@@ -98,10 +99,10 @@ class Learner:
             StoppedError: `stop()` has been called.
             StartError: Workers cannot be started.
         """
-        if self._stopped:
-            raise StoppedError("this learner has been stopped; make a new scheme and learner to train again")
-        if self._started:
+        if self._state is State.RUNNING:
             return
+        if self._state is not State.NEW:
+            raise StoppedError(f"this learner has {_ENDED[self._state]}; make a new scheme and learner to train again")
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
@@ -109,7 +110,7 @@ class Learner:
             self._progress = start_progress(self.log_dir, self.options.log_dir, compiles=compiles)
         with self._files.resuming():
             self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
-        self._started = True
+        self._state = State.RUNNING
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
         self._next_look = time.perf_counter()
         self._measured.start(self._next_look, self._resumed)
@@ -131,7 +132,7 @@ class Learner:
             StoppedError: `stop()` has been called.
             PyTorchRLError: A worker failed.
         """
-        if not self._started or self._stopped:
+        if self._state is not State.RUNNING:
             self.start()
         info = self.scheme.step()
         now = time.perf_counter()
@@ -188,8 +189,8 @@ class Learner:
             try:
                 self._train(interrupts)
             except BaseException as error:
-                self._abandoned = interrupts.twice
-                if self._abandoned:
+                if interrupts.twice:
+                    self._state = State.FAILED
                     self._close_files()
                 else:
                     self._end_after_failure(error)
@@ -233,7 +234,7 @@ class Learner:
 
     def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
         """Save the model after a signal, write a checkpoint if the options ask for it, and stop the scheme."""
-        if self._started:
+        if self._state is State.RUNNING:
             self._save()
             if self.options.checkpoints_on_exit:
                 checkpoint_within(interrupts.seconds_left if is_whole else 0.0, self.save_checkpoint)
@@ -249,7 +250,7 @@ class Learner:
 
     def _end_after_failure(self, failure: BaseException) -> None:
         self._callbacks.report(failure)
-        if self._started and not self._stopped and self.updates:
+        if self._state is State.RUNNING and self.updates:
             call_after_failure("saving the model", lambda: self._files.save_last_model(self.scheme))
         call_after_failure("stopping", self.stop)
 
@@ -271,7 +272,7 @@ class Learner:
     @property
     def stopped(self) -> bool:
         """Whether `stop()` has been called."""
-        return self._stopped
+        return self._state is State.STOPPED
 
     @property
     def seconds(self) -> float:
@@ -298,7 +299,7 @@ class Learner:
 
     def summary(self) -> MetricsDict:
         """Return the figures of the whole run, as `pytorchrl train --json` prints them."""
-        if not self._stopped:
+        if not self.stopped:
             self._measured.count()
         return self._measured.summary(self.log_dir)
 
@@ -385,18 +386,18 @@ class Learner:
         Raises:
             LedgerError: The ledger does not balance. All workers have been stopped nevertheless.
         """
-        if self._stopped:
+        if self.stopped:
             return self.ledger
-        self._stopped = True
+        has_started, self._state = self._state is State.RUNNING, State.STOPPED
         try:
             self._measured.ledger = self.scheme.stop()
-            if self._started:
+            if has_started:
                 self._files.end(self.summary())
             LedgerSnapshot(**self.ledger).check()
-            if self._started:
+            if has_started:
                 self._callbacks.call("on_end", self.summary())
         finally:
-            if self._progress is not None and self._started:
+            if self._progress is not None and has_started:
                 self._progress.show(self._measured.status(self._evaluations.last), last=True)
             self._close_files()
         return self.ledger
@@ -412,7 +413,7 @@ class Learner:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         if error is None:
             self.stop()
-        elif not self._abandoned:
+        elif self._state is not State.FAILED:
             self._end_after_failure(error)
 
     def __reduce__(self) -> NoReturn:

@@ -1,7 +1,8 @@
-"""Run the methods of an object in turn if several threads call them, and run jobs in a background thread."""
+"""States of objects that run once, methods that threads call in turn, and jobs in a background thread."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import threading
 from collections.abc import Callable
@@ -10,6 +11,20 @@ from typing import Concatenate, ParamSpec, TypeVar
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class State(enum.Enum):
+    """State of an object that is started once and stopped once, such as a `Learner`.
+
+    An object goes from NEW to RUNNING, and from there to STOPPED or FAILED. An object may also be stopped or fail
+    before it has started.
+    """
+
+    NEW = "not started"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    """An error, or a second Ctrl-C, has ended the work in the middle; it cannot be continued."""
 
 
 def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:

@@ -34,6 +34,7 @@ from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
 from pytorchrl.scheme.updates.synchronous import SynchronousUpdates
 from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import as_error, raise_exit
 from pytorchrl.support.untyped import OptionValue, StateDict
 
@@ -71,10 +72,23 @@ class UpdaterThread(threading.Thread):
         """Whether the thread was signaled to stop."""
         return self._closing.is_set()
 
-    def step(self) -> None:
-        """Make one update. After a failure, every call raises the same error, because the last update is incomplete."""
+    @property
+    def state(self) -> State:
+        """NEW before the thread is started, STOPPED after the signal to stop, FAILED after an error."""
+        if self.failure is not None:
+            return State.FAILED
+        if self.stopped:
+            return State.STOPPED
+        return State.NEW if self.ident is None else State.RUNNING
+
+    def check(self) -> None:
+        """Raise the error of the last update if it failed, because that update is incomplete."""
         if self.failure is not None:
             raise self.failure
+
+    def step(self) -> None:
+        """Make one update. After a failure, every call raises the same error, because the last update is incomplete."""
+        self.check()
         try:
             self.before_step()
             self._strategy.step()
@@ -282,15 +296,13 @@ class UWorker(Worker):
         """
         if self._journal.is_kept:
             raise ConfigError("a run that is recorded or replayed cannot be drained; leave record and replay out")
-        if self.updater.failure is not None:
-            raise self.updater.failure
+        self.updater.check()
         start = self._runtime.now()
-        if self._in_thread and self.updater.ident is not None:
+        if self.updater.state is State.RUNNING:
             self.strategy.prepare_drain()
             if not self.updater.pause_point.request(self.updater.is_alive, timeout_s):
                 raise WorkerLostError(f"the running update did not end within {timeout_s:.1f} s")
-            if self.updater.failure is not None:
-                raise self.updater.failure
+            self.updater.check()
         self.strategy.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
@@ -303,8 +315,7 @@ class UWorker(Worker):
         Raises:
             Exception: The error that ended a worker or thread.
         """
-        if self.updater.failure is not None:
-            raise self.updater.failure
+        self.updater.check()
         self.grad_workers.plan_resize(num_col_workers, resources)
         self.strategy.resize(num_col_workers, resources)
 
@@ -353,7 +364,7 @@ class UWorker(Worker):
             raise CheckpointError(f"the checkpoint does not contain the state of this agent: {error!r}") from error
 
     def _await_updates(self) -> dict[str, float]:
-        if self.updater.ident is None:
+        if self.updater.state is State.NEW:
             self._runtime.start_thread(self.updater)
         self.updater.pause_point.resume()
         was_over = self._replay_is_over
@@ -366,8 +377,7 @@ class UWorker(Worker):
                 if was_over and not self.statistics.new_updates:
                     self._raise_end_of_record()
                 return self.statistics.take_info()[1]  # possibly fewer than `updates_per_step` updates
-            if self.updater.failure is not None:
-                raise self.updater.failure
+            self.updater.check()
             if not self.updater.is_alive():
                 raise WorkerLostError("the updater thread ended without an error")
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from pytorchrl.errors import StoppedError
 from tests.unit.learner.fake_learners import make, records
 
 
@@ -50,6 +51,9 @@ def test_second_signal_ends_immediately_without_saving(fake_scheme, tmp_path):
     assert scheme.version == 4
     assert scheme.calls == [("start", 100)]
     assert not learner.stopped
+    with pytest.raises(StoppedError, match="abandoned after a second signal"):
+        learner.step()
+    assert scheme.version == 4
 
 
 def test_signal_interrupts_an_update_that_waits_for_data(fake_scheme, tmp_path, monkeypatch):

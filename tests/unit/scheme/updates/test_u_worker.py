@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import StoppedError
+from pytorchrl.runtime import ThreadRuntime
+from pytorchrl.scheme.updates.u_worker import UpdaterThread
+from pytorchrl.support.threads import State
 
 
 @pytest.fixture
@@ -36,3 +41,25 @@ def test_a_stopped_update_worker_makes_no_step(scheme):
     assert worker.stop() is final
     with pytest.raises(StoppedError):
         worker.step()
+
+
+def test_the_updater_thread_knows_its_state():
+    strategy = types.SimpleNamespace(step=lambda: None)
+    updater = UpdaterThread(strategy, ThreadRuntime())
+    assert updater.state is State.NEW
+    updater.start()
+    assert updater.progressed.wait(60)
+    assert updater.state is State.RUNNING
+    updater.signal_stop()
+    updater.join(60)
+    assert updater.state is State.STOPPED
+
+    def fail():
+        raise ValueError("no update")
+    strategy.step = fail
+    failing = UpdaterThread(strategy, ThreadRuntime())
+    failing.start()
+    failing.join(60)
+    assert failing.state is State.FAILED
+    with pytest.raises(ValueError, match="no update"):
+        failing.check()
