@@ -60,13 +60,6 @@ FutureByName: TypeAlias = Future[Any]
 """Future of a call whose method is given by name, so the result has no static type."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - the cause of an error, not an error itself
-    """Traceback from a worker's process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
     """The value or the error of a finished call. If the worker has died or hangs, the outcome is an error."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import select
 import threading
 import time
 from collections.abc import Callable
 
 from pytorchrl.errors import WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Outcome, RemoteTraceback
+from pytorchrl.runtime.base import Outcome
 from pytorchrl.runtime.processes.channel import Channel, ClosedError, FullError, Message
 from pytorchrl.runtime.processes.start import connect
 from pytorchrl.runtime.processes.wire import Value
@@ -59,10 +58,7 @@ class RemoteCall:
             answer, self._answer = self._answer, None
             value = answer.take()
             if answer.kind == ERROR:
-                pickled, text = value
-                error: BaseException = pickle.loads(pickled)
-                error.__cause__ = RemoteTraceback(text)
-                self._outcome = Outcome(self.worker, error=error)
+                self._outcome = Outcome(self.worker, error=value.received())
             else:
                 self._outcome = Outcome(self.worker, value)
         return self._outcome

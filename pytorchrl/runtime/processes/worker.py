@@ -9,16 +9,15 @@ import select
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import cloudpickle
 import torch
 
-from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.processes.channel import Channel, ClosedError, Message
 from pytorchrl.runtime.processes.start import is_own, serve
+from pytorchrl.runtime.remote_errors import SentError
 from pytorchrl.support.terminal import get_logger
 
 START, CALL, SIGNAL, VALUE, ERROR = range(5)
@@ -144,23 +143,12 @@ def answer(channel: Channel, message: Message, function: object) -> None:
         kind = VALUE
         args = kwargs = None
     except BaseException as error:  # noqa: BLE001 - the caller receives the error as a value
-        kind, value = ERROR, _as_sent(error)
+        kind, value = ERROR, SentError.of(error)
     with contextlib.suppress(ClosedError):  # the caller has ended
         try:
             channel.send(kind, message.number, "", value)
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:  # the value cannot be pickled
-            channel.send(ERROR, message.number, "", _as_sent(error))
-
-
-def _as_sent(error: BaseException) -> tuple[bytes, str]:
-    """Return the pickled error and its traceback."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        pickled = cloudpickle.dumps(error)
-        cloudpickle.loads(pickled)  # this fails if the constructor of the error does not accept `error.args`
-    except Exception:  # noqa: BLE001 - an error of any class may refuse to be pickled
-        pickled = cloudpickle.dumps(WorkerError(f"{type(error).__name__}: {error}"))
-    return pickled, text
+            channel.send(ERROR, message.number, "", SentError.of(error))
 
 
 def main(address: str) -> None:

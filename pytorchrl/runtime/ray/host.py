@@ -6,19 +6,18 @@ does not import Ray; `make_host` receives it as an argument.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pickle
 import threading
-import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Generic, TypeAlias
 
-from pytorchrl.runtime.base import Outcome, R, RemoteTraceback
+from pytorchrl.runtime.base import Outcome, R
 from pytorchrl.runtime.ray.start import restore_umask
+from pytorchrl.runtime.remote_errors import SentError
 from pytorchrl.support.terminal import Lines, get_logger
 
 LogRecords: TypeAlias = list[tuple[str, int, str]]
@@ -26,7 +25,6 @@ LogRecords: TypeAlias = list[tuple[str, int, str]]
 
 # Largest number of log records that an answer contains; older records are dropped.
 _MAX_RECORDS = 50
-_RECORDS = "pytorchrl_log_records"
 
 
 class WorkerLog(logging.Handler):
@@ -50,34 +48,21 @@ class WorkerLog(logging.Handler):
 
 @dataclass
 class Answer(Generic[R]):
-    """Result of a call that has logged warnings, or has raised `SystemExit` or `KeyboardInterrupt`.
+    """Result of a call that has logged warnings or raised an exception. All other calls return only their value.
 
-    Ray must not see these two exceptions, because it would report a crashed process or a cancelled call. All other
-    calls return their value, or raise their exception, without an `Answer`.
+    Ray does not see exceptions, because it would report a crashed process after `SystemExit` and a cancelled call after
+    `KeyboardInterrupt`, and would send the traceback of all others as text.
     """
 
     value: R | None = None
-    error: BaseException | None = None
-    trace: str = ""
+    error: SentError | None = None
     records: LogRecords = field(default_factory=list)
 
     def outcome(self, worker: str) -> Outcome[R]:
         """Log the records in the calling process, and return the outcome of the call to `worker`."""
-        log(worker, self.records)
-        if self.error is not None:
-            self.error.__cause__ = RemoteTraceback(self.trace)
-        return Outcome(worker, self.value, self.error)
-
-
-def log(worker: str, records: Sequence[tuple[str, int, str]]) -> None:
-    """Log the records that a worker has sent."""
-    for name, level, text in records:
-        get_logger(name).log(level, "%s: %s", worker, Lines(text))
-
-
-def records_of(error: BaseException) -> LogRecords:
-    """Return the log records that a worker has attached to an exception."""
-    return getattr(error, _RECORDS, [])
+        for name, level, text in self.records:
+            get_logger(name).log(level, "%s: %s", worker, Lines(text))
+        return Outcome(worker, self.value, None if self.error is None else self.error.received())
 
 
 class Enclosed:
@@ -114,12 +99,8 @@ class Host:
         """Run a method of the worker; the first call builds the worker."""
         try:
             value = self._run(method, args, kwargs)
-        except (SystemExit, KeyboardInterrupt) as error:
-            return Answer(error=error, trace="".join(traceback.format_exception(error)), records=self._log.take())
-        except Exception as error:
-            with contextlib.suppress(Exception):  # an exception class of a user may refuse new attributes
-                setattr(error, _RECORDS, self._log.take())
-            raise
+        except BaseException as error:  # noqa: BLE001 - the caller receives the error as a value
+            return Answer(error=SentError.of(error), records=self._log.take())
         records = self._log.take()
         return Answer(value, records=records) if records else value
 

@@ -28,11 +28,11 @@ from pytorchrl.errors import (
     WorkerDiedError,
     WorkerLostError,
 )
-from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, RemoteTraceback, Runtime, T, W, is_default
+from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.collective import propose_address
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.ray.connection import Connection
-from pytorchrl.runtime.ray.host import Answer, Enclosed, log, make_host, records_of
+from pytorchrl.runtime.ray.host import Answer, Enclosed, make_host
 from pytorchrl.runtime.ray.start import LOOPBACK
 from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
@@ -260,8 +260,7 @@ class RayRuntime(Runtime):
                 return value.outcome(future.worker) if isinstance(value, Answer) else Outcome(future.worker, value)
             except exceptions.RayTaskError as error:
                 cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
-                log(future.worker, records_of(cause))
-                cause.__cause__ = RemoteTraceback(str(error))
+                cause.__cause__ = None if cause is error else error  # the text of `error` contains the traceback
                 return Outcome(future.worker, error=cause)
             except exceptions.GetTimeoutError:
                 if left <= self._look_interval_s:
