@@ -187,6 +187,30 @@ def test_no_docstring_begins_with_a_headless_clause():
     assert found == []
 
 
+def sections_of_arguments():
+    """Yield (place, names in the section "Args" of the docstring, names of the parameters) of functions and classes."""
+    for path in MODULES:
+        for node in nodes_of(path):
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                continue
+            section = re.search(r"^Args:\n((?:    .*\n|\n)+)", f"{ast.get_docstring(node)}\n", re.MULTILINE)
+            own = [node] if isinstance(node, ast.FunctionDef) else [
+                function for function in node.body if getattr(function, "name", None) == "__init__"]
+            if section is None or not own:
+                continue
+            entries = re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", section[1], re.MULTILINE)
+            of = own[0].args
+            named = [*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, [of.vararg, of.kwarg])]
+            yield (f"{name_of(path)}.{node.name}", {name.lstrip("*") for entry in entries for name in entry.split(", ")},
+                   {argument.arg for argument in named} - {"self", "cls"})
+
+
+def test_docstrings_describe_the_parameters_that_exist():
+    found = list(sections_of_arguments())
+    assert len(found) > 400
+    assert [place for place, described, taken in found if described != taken] == []
+
+
 def constructors():
     """Yield (qualified name, number of parameters) of every constructor that is defined explicitly."""
     for path in MODULES:
