@@ -307,7 +307,7 @@ _SCHEME = [
     *_of("scheme/updates/lags.py", "scheme/updates/test_lags.py",
          ('["queue"] += lag_used - lag_queued', '["queue"] += lag_used'),
          ("for q in (0.5, 0.9)", "for q in (0.5, 0.95)")),
-    *_of("scheme/updates/nan_policy.py", "scheme/updates/test_nan_policy.py",
+    *_of("scheme/updates/statistics.py", "scheme/updates/test_nan_policy.py",
          ("self._num_in_a_row > _MAX_SKIPPED_IN_A_ROW", "self._num_in_a_row >= _MAX_SKIPPED_IN_A_ROW")),
     *_of("scheme/replay/r_worker.py", "scheme/replay/test_r_worker.py",
          ("(min(smallest, own) / own)", "1.0")),

@@ -16,8 +16,8 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.replay import SPLITS_SEQUENCES
 from pytorchrl.scheme.options.settings import Settings
-from pytorchrl.scheme.replay.routing import SPLITS_SEQUENCES
 from pytorchrl.scheme.replay.storage_options import kind_of
 from pytorchrl.support.untyped import UserPart
 

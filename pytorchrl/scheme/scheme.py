@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,26 +18,25 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
-from pytorchrl.runtime import Runtime, make_runtime
+from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
 from pytorchrl.scheme.agent_parts import check_parts
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
-from pytorchrl.scheme.dropped import stop_if_dropped
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.options.base import ASYNC
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.options.run import RuntimeKind
-from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, gradients_of, known_keywords
+from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
 from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
-from pytorchrl.scheme.supervision.evaluation import Evaluation
-from pytorchrl.scheme.supervision.evaluations import Evaluations
+from pytorchrl.scheme.supervision.evaluation import Evaluation, Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
 from pytorchrl.scheme.updates.u_worker import UWorker
@@ -450,3 +451,38 @@ class Scheme(Architectures):
     def wait_evaluation(self, timeout_s: float) -> Evaluation | None:
         """Wait for the running evaluation and return it; None if none runs. Raise an error on failure or timeout."""
         return None if self.evaluations is None else self.evaluations.wait(timeout_s)
+
+
+def stop_if_dropped(scheme: object, settings: Settings, worker: UWorker,
+                    runtime: Runtime) -> weakref.finalize[..., object]:
+    """Return a finalizer that stops the threads and processes of `scheme` when `scheme` is garbage-collected.
+
+    The finalizer does nothing if no work runs in the background: in a simulated run, or if collection is synchronous
+    and there are no remote workers.
+
+    Args:
+        scheme: The scheme, which has been started.
+        settings: The settings of the scheme.
+        worker: The root of the worker tree.
+        runtime: The runtime of the workers. Neither the runtime nor the tree may refer to the scheme, because a
+            reference would prevent its garbage collection.
+    """
+    is_active = settings.has_remote_workers or settings.flat()["col_communication"] == ASYNC
+    if not is_active or isinstance(runtime, SimulatedRuntime):
+        return weakref.finalize(scheme, lambda: None)
+    finalizer = weakref.finalize(scheme, _dropped, worker, runtime)
+    finalizer.atexit = False  # at the exit of the program, daemon threads and processes end by themselves
+    return finalizer
+
+
+def _dropped(worker: UWorker, runtime: Runtime) -> None:
+    # The garbage collector may run in any thread, even in a thread that `worker.stop()` would have to join.
+    threading.Thread(target=_stop, args=(worker, runtime), name="DroppedScheme", daemon=True).start()
+    warnings.warn("a scheme or learner was dropped while its workers were running, and is stopped; call stop(), or use "
+                  "a `with` block", ResourceWarning, stacklevel=2)
+
+
+def _stop(worker: UWorker, runtime: Runtime) -> None:
+    with contextlib.suppress(Exception):  # no caller is left that could receive the error
+        worker.stop()
+    runtime.close()

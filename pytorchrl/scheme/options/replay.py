@@ -12,6 +12,8 @@ from pytorchrl.scheme.options.base import PrefetchOptions, QueueOptions, check_r
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
 """Routing strategies, in this order: each shard in turn, a random shard, the shard with the fewest env steps, and a
 fixed shard for each collection worker."""
+SPLITS_SEQUENCES = ("least_loaded", "random")
+"""Routings that are refused for sequences, which need all steps of a collection worker in the same shard."""
 FREE = {"num_cpus": 0}
 """Default Ray resources of a shard. A shard reserves no CPU, because it is idle between calls."""
 

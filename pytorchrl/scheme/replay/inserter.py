@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.replay.r_worker import RWorker
-from pytorchrl.scheme.replay.routing import Router
 from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import DATA
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import Requests
+
+
+class Router:
+    """A strategy that chooses the shard of each rollout.
+
+    Args:
+        routing: One of `ROUTINGS`.
+        num_shards: Number of shards; their indices start at 0.
+        seed: Seed of the generator that "random" draws from.
+        load: Function that returns the load of a shard, given its index; "least_loaded" chooses the shard with the
+            smallest load.
+    """
+
+    def __init__(self, routing: str, num_shards: int, seed: int, load: Callable[[int], tuple[int, int]]) -> None:
+        self._routing, self._num_shards, self._load = routing, num_shards, load
+        self._rng = random.Random(f"routing {seed}")
+        self._next = 0
+
+    def choose(self, worker: int, free: Sequence[int], staying: Sequence[int]) -> int | None:
+        """Return the index of the shard to which a rollout is added now, or None if the rollout must wait.
+
+        With `routing="by_stream"`, all rollouts of a collection worker go to the same shard, and wait while this shard
+        is being replaced. If a shard is lost and will not be replaced, its collection workers are distributed over
+        the remaining shards.
+
+        Args:
+            worker: Index of the collection worker that collected the rollout.
+            free: Indices of the shards that can accept another rollout.
+            staying: Indices of the shards that are running or being replaced.
+        """
+        if self._routing == "by_stream":
+            own = worker % self._num_shards
+            if own not in staying:
+                own = staying[worker // self._num_shards % len(staying)]
+            return own if own in free else None
+        if not free:
+            return None
+        if self._routing == "random":
+            return self._rng.choice(free)
+        if self._routing == "least_loaded":
+            return min(free, key=self._load)
+        place = min(free, key=lambda index: (index - self._next) % self._num_shards)
+        self._next = place + 1
+        return place
 
 
 class Inserter:
@@ -29,7 +73,7 @@ class Inserter:
         supervisor: The supervisor, which handles lost shards.
         states: The states of the shards, shared with the sampler.
         ledger: The gradient worker's ledger.
-        routing: How the shard of each rollout is chosen; one of `routing.ROUTINGS`.
+        routing: How the shard of each rollout is chosen; one of `ROUTINGS`.
         add_in_flight: Largest number of unconfirmed rollouts per shard.
         seed: Seed of random routing.
     """

@@ -10,19 +10,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.errors import CollectionError
+from pytorchrl.errors import CollectionError, NonFiniteUpdateError
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
+from pytorchrl.scheme.timing import WindowStat
 from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.transport.messages import Gradients, Report
 from pytorchrl.scheme.updates.averaging import WeightedMeans
 from pytorchrl.scheme.updates.lags import Lags
-from pytorchrl.scheme.updates.nan_policy import NanPolicy
 from pytorchrl.scheme.updates.times import Rates, Times
 from pytorchrl.scheme.updates.tree_ledger import TreeLedger
-from pytorchrl.scheme.window_stat import WindowStat
+from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import MetricsDict, StateDict
 from pytorchrl.support.worker_names import collection_worker, gradient_worker
 
@@ -36,6 +36,56 @@ _REPORT_INTERVAL = 50
 _MAX_EPISODES = 10_000
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
+# Number of updates in a row that may be skipped. One more skipped update raises an error: skipped updates do not change
+# parameters, so the cause would probably persist.
+_MAX_SKIPPED_IN_A_ROW = 5
+# Number of causes that an error message lists. Each cause names the file of its batch; the first causes are listed,
+# because `keep_bad_batches` saves only the first bad batches of each worker.
+_MAX_FAULTS_SHOWN = 3
+
+logger = get_logger(__name__)
+
+
+class NanPolicy:
+    """Counts consecutive updates that were skipped because the mean gradient was not finite.
+
+    This class is not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._faults: list[str] = []  # causes of the latest consecutive skipped updates
+        self._num_in_a_row = 0
+
+    def made(self) -> None:
+        """Record that an update was made."""
+        self._num_in_a_row = 0
+
+    def skipped(self, faults: Sequence[str], version: int, is_first: bool) -> None:
+        """Record that an update was skipped.
+
+        Args:
+            faults: Descriptions of the non-finite values, with the workers that found them; empty if only the mean
+                gradient is not finite.
+            version: Version of the parameters, which did not change.
+            is_first: Whether this is the first skipped update of the run, for which a warning is logged.
+
+        Raises:
+            NonFiniteUpdateError: More than five updates in a row were skipped.
+        """
+        if not self._num_in_a_row:
+            self._faults = []
+        self._faults += faults or ["the mean of finite gradients overflows"]
+        self._num_in_a_row += 1
+        more = len(self._faults) - _MAX_FAULTS_SHOWN
+        shown = "; ".join(self._faults[:_MAX_FAULTS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        if is_first:
+            logger.warning("an update was skipped: %s; metrics count skipped updates as updates_skipped_nan", shown)
+        if self._num_in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteUpdateError(
+                f"{self._num_in_a_row} updates in a row could not be made, because a loss or gradient was not finite: "
+                f"{shown}. The parameters are still those of version {version}. Look for extreme values in "
+                "observations, rewards and the loss; lower lr or max_grad_norm, or set normalize_obs and "
+                "normalize_reward")
 
 
 @dataclass

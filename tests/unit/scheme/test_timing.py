@@ -13,7 +13,7 @@ from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
-from pytorchrl.scheme.timing import PARTS, Stopwatch, add_seconds, with_idle
+from pytorchrl.scheme.timing import PARTS, Stopwatch, WindowStat, add_seconds, with_idle
 
 COSTS = {"start": 0, "message": 0.25, "step": 0.5, "grad": 2.0, "update": 0.25}
 
@@ -232,3 +232,14 @@ def test_reports_contain_every_part(make_scheme):
     assert {"wait", "decode", "apply", "push"} <= set(took(time_s["update"]))
     assert sum(time_s["gradients"].values()) == pytest.approx(2 * elapsed, rel=0.01)
     assert sum(time_s["collection"].values()) == pytest.approx(4 * elapsed, rel=0.01)
+
+
+def test_statistics_of_a_window():
+    stat = WindowStat("x", 4)
+    assert stat.stats() == {"count": 0, "mean": None, "std": None, "quantiles": None}
+    for number in range(1, 7):
+        stat.push(number)
+    stats = stat.stats()
+    assert (stats["count"], stats["mean"]) == (6, 4.5)
+    assert stats["std"] == pytest.approx(1.11803, abs=1e-5)
+    assert stats["quantiles"] == pytest.approx([3, 3.3, 4.5, 5.7, 6])

@@ -9,7 +9,7 @@ from pytorchrl import DQN, PERBuffer, QActor, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
-from pytorchrl.scheme.replay.r_worker import RWorker
+from pytorchrl.scheme.replay.r_worker import RWorker, Versions
 
 BETA = 0.5
 
@@ -52,3 +52,23 @@ def test_beta_is_the_value_in_the_request(make):
 def test_weights_of_a_batch_are_relative_to_its_own_largest(make):
     batch = make(weight_norm="batch").sample(200, 0.25, {}).batch
     assert batch.weight.tolist() == pytest.approx(((batch.ids + 1.0) ** -BETA).tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_have_the_versions_of_their_rollouts(seed):
+    rng, size = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 400))
+    versions, rows = Versions(), []
+    for number in range(150):
+        count = int(rng.integers(1, 20))
+        versions.add(len(rows), number, 3 * number)
+        rows += [(number, 3 * number)] * count
+        first = max(0, len(rows) - size)
+        versions.forget(first)
+        asked = rng.integers(first, len(rows), 30)
+        np.testing.assert_array_equal(versions.of(asked), [rows[row] for row in asked])
+        if number == 100:
+            versions, before = Versions(), versions
+            versions.load_state_dict(before.state_dict())
+    assert versions._blocks.shape[1] <= 4 * max(16, size)
+    with pytest.raises(AssertionError, match="never added, or its versions were discarded"):
+        versions.of(np.array([0]))

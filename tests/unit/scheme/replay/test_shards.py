@@ -15,7 +15,7 @@ from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.options.replay import ROUTINGS
-from pytorchrl.scheme.replay.routing import Router
+from pytorchrl.scheme.replay.inserter import Router
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from tests.unit.scheme.replay.numbered import SIZE, rollout

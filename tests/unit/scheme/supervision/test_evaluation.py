@@ -4,6 +4,7 @@ episode starts."""
 from __future__ import annotations
 
 import itertools
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from pytorchrl import PPO, OnPolicyActor, VecEnv
+from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
 
@@ -96,3 +98,26 @@ def test_the_memory_is_reset_only_at_the_start_of_each_episode(evaluate, autores
     for name in seen[0][1]:
         memories = [rhs[name][1] for _, rhs in seen[:max(LENGTHS)]]
         assert not any(np.allclose(one, other, atol=1e-6) for one, other in itertools.pairwise(memories))
+
+
+def test_evaluation_runs_during_training(make_scheme):
+    may_step = threading.Event()
+
+    class Waiting(CountingEnv):
+        def step(self, action):
+            assert may_step.wait(60)
+            return super().step(action)
+    envs = VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2)
+    scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(Waiting, {"episode_length": 6}, 2))
+    scheme.step()
+    assert scheme.poll_evaluation() is None
+    scheme.start_evaluation(5)
+    scheme.step()  # does not wait for the evaluation, which cannot continue yet
+    assert scheme.poll_evaluation() is None
+    may_step.set()
+    evaluation = scheme.wait_evaluation(20.0)
+    assert evaluation.version == 1
+    assert sorted(evaluation.lengths) == [6] * 5
+    assert len(evaluation.returns) == 5
+    assert scheme.poll_evaluation() is None
+    assert scheme.ledger()["collected"] == scheme.ledger()["consumed_unique"]  # steps of evaluations are not counted
