@@ -13,15 +13,14 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from pytorchrl.agent.data import ActingStep, Arrays, Episode
 from pytorchrl.agent.multi.data import MultiActingStep
-from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker, RolloutBuilder
 from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
-from pytorchrl.scheme.collection.protocols import Deliver
-from pytorchrl.scheme.collection.resizing import Closed, book_closed
+from pytorchrl.scheme.collection.strategy import Closed, Deliver, RemoteStrategy
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, Ledger
@@ -29,7 +28,6 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import WEIGHTS
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
 T = TypeVar("T")
 
@@ -115,39 +113,27 @@ class _Stream:
         return rollout
 
 
-class CentralInference:
+class CentralInference(RemoteStrategy[EnvWorker, EnvAnswer]):
     """Asynchronous collection in which one actor chooses the actions of all workers; see the module's docstring.
 
     Weights may change within a rollout; the rollout's version is that of the oldest weights that chose its actions.
 
     Args:
-        workers: Handles of the environment workers; each replacement is stored at the index of the lost worker.
-        runtime: Runtime of the workers.
-        supervisor: Supervisor that replaces lost workers.
-        ledger: The gradient worker's ledger.
+        workers, runtime, supervisor, ledger: See `RemoteStrategy`.
         weights: The object that sends new weights to the actor; the environment workers need no weights.
         inference: The actor and the builders of rollouts.
-
-    Attributes:
-        delivered_by_lost: See `CollectionStrategy`.
     """
 
     def __init__(self, workers: list[Handle[EnvWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, inference: Inference) -> None:
-        self._workers, self._runtime, self._supervisor, self._ledger = workers, runtime, supervisor, ledger
-        self._weights, self._watch, self._journal = weights, weights.watch, weights.local_worker.journal
+        super().__init__(
+            workers, runtime, supervisor, ledger, weights, lambda answer: answer.seconds, EnvAnswer.numbers)
         self._actor, self._new_builder, self._batch = inference.actor, inference.new_builder, inference.batch
-        self._in_flight: Requests[EnvAnswer] = Requests(
-            runtime, supervisor, self._journal, lambda answer: answer.seconds, EnvAnswer.numbers, self._forget,
-            self._begin_replacement)
         self._streams = {place: self._new_stream(place) for place in range(len(workers))}  # one for each live worker
         self._unstarted = list(self._streams)  # workers that have no request and do not wait for an action
         self._waiting: list[int] = []  # workers that wait for an action, in the order in which their steps arrived
-        self._num_asked = len(workers)  # workers with an index >= this number begin no new rollouts
         self._left: dict[int, _Stream] = {}  # workers that are leaving and have delivered all their steps
-        self._is_draining = False
         self._num_batches = self._num_rows = self._lag = 0
-        self.delivered_by_lost = 0
 
     def _new_stream(self, place: int) -> _Stream:
         return _Stream(self._new_builder(place), self._runtime.now)
@@ -156,10 +142,12 @@ class CentralInference:
         """Poll once: store the steps that have arrived, deliver full rollouts, and choose the next actions."""
         self._start_workers()
         self._act_if_enough_wait()
-        for place, answer in self._in_flight.poll(POLL_INTERVAL_S):
+        for place, answer in self._poll():
             stream = self._add(place, answer)
             if stream.is_full:
-                self._deliver(stream, deliver)
+                rollout = stream.take(self._actor)
+                self._weights.delivered(0, rollout.header.num_env_steps)
+                self._deliver([rollout], deliver)
                 self._let_go()
             self._act_if_enough_wait()
 
@@ -173,15 +161,6 @@ class CentralInference:
         stream.add(answer)
         self._waiting.append(place)
         return stream
-
-    def _deliver(self, stream: _Stream, deliver: Deliver) -> None:
-        rollout = stream.take(self._actor)
-        self._weights.delivered(0, rollout.header.num_env_steps)
-        self._weights.num_rollouts_since += 1
-        with self._watch.part("receive"):
-            self._ledger.collect(rollout.header.num_env_steps)
-            if rollout.header.num_env_steps:
-                deliver([rollout])
 
     # Acting
 
@@ -218,6 +197,7 @@ class CentralInference:
 
     # Lost workers
 
+    @override
     def _forget(self, place: int) -> None:
         """Drop the unfinished rollout of the lost worker with index `place`."""
         stream = self._streams.pop(place)
@@ -230,7 +210,8 @@ class CentralInference:
         # a different poll than in the recorded run.
         self._act_if_enough_wait()
 
-    def _begin_replacement(self, place: int) -> None:
+    @override
+    def _request_replacement(self, place: int) -> None:
         if place >= self._num_asked:
             return
         self._streams[place] = self._new_stream(place)
@@ -240,10 +221,7 @@ class CentralInference:
 
     # Changes of the number of workers
 
-    def limit(self, number: int) -> None:
-        """Let workers with index >= `number` complete their rollouts, but begin no new ones; see `ElasticStrategy`."""
-        self._num_asked = min(self._num_asked, number)
-
+    @override
     def release(self, number: int) -> bool:
         """Let workers with index >= `number` leave once their rollouts are complete; return whether all have left."""
         self._num_asked = number
@@ -259,16 +237,13 @@ class CentralInference:
                 if place in places:
                     places.remove(place)
 
+    @override
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Adapt to a new number of workers; see `ElasticStrategy`.
-
-        The ledger counts the undelivered env steps of removed workers as dropped. The next call of the method `step`
-        starts the new workers.
-        """
+        """Adapt to a new number of workers; the next call of the method `step` starts the new workers."""
         for place, counts in enumerate(closed, start=number):
             if place in self._left:
                 stream = self._left.pop(place)
-                self.delivered_by_lost += book_closed(self._ledger, stream.builder.collected_steps, counts)
+                self._book_closed(stream.builder.collected_steps, counts)
         for place in range(number):
             if place not in self._streams and place not in self._supervisor.gone:
                 self._streams[place] = self._new_stream(place)
@@ -276,26 +251,18 @@ class CentralInference:
 
     # Drain and end
 
+    @override
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the unfinished rollouts without completing them; the next call of `step` resumes collection.
 
         Raises:
             Exception: An error of a worker, or the supervisor's error for a lost worker.
         """
-        self._is_draining = True
-        try:
-            while len(self._in_flight) and self._runtime.now() < deadline:
-                for place, answer in self._in_flight.poll(POLL_INTERVAL_S):
-                    self._add(place, answer)
-            for place in sorted(set(self._in_flight.owners())):
-                self._in_flight.lose(place, WorkerLostError(f"{self._workers[place].name} delivered nothing before the "
-                                                            "end of drain()"))
-        finally:
-            self._is_draining = False
-        rollouts = [stream.take(self._actor) for _, stream in sorted(self._streams.items()) if stream.has_steps]
-        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
-        deliver(rollouts)
+        self._await_all(self._add, deadline)
+        self._deliver_late(
+            [stream.take(self._actor) for _, stream in sorted(self._streams.items()) if stream.has_steps], deliver)
 
+    @override
     def finish(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds for the requested steps, then discard all unfinished rollouts.
 
@@ -309,18 +276,6 @@ class CentralInference:
             self._ledger.collect(stream.builder.count_unfinished())
 
     # Statistics
-
-    def num_live(self) -> int:
-        """Return the number of workers that are not lost."""
-        return len(self._workers) - len(self._supervisor.gone)
-
-    def num_in_flight(self) -> int:
-        """Return the number of workers that are stepping their environments."""
-        return len(self._in_flight)
-
-    def take_send_s(self) -> float:
-        """Return 0 seconds in transit, because only synchronous rounds measure the transit times of messages."""
-        return 0.0
 
     def count(self, counters: WorkerCounters) -> None:
         """Add to `counters` the number of inference batches, the number of environments in them, and their lags.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.central_inference import CentralInference, Inference
+from pytorchrl.scheme.collection.destination import Destination, RolloutQueue
 from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.local_collection import LocalCollection
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
-from pytorchrl.scheme.collection.protocols import CollectionStrategy, Destination, RoundStrategy
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC, Resizing
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival, OnDemand
+from pytorchrl.scheme.collection.strategy import CollectionStrategy, RoundStrategy
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
@@ -27,56 +27,11 @@ from pytorchrl.scheme.options.collection import CollectorOptions
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
-from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
-
-# Capacity, in entries, of the queue that a collector thread creates if no destination is given.
-_QUEUE_SIZE = 16
 
 
 class DrainingError(StoppedError):
     """The gradient worker is about to be drained, so the learner must not wait for more data."""
-
-
-class RolloutQueue:
-    """A destination that queues rollouts, for a collector thread without a gradient worker.
-
-    Attributes:
-        queue: Bounded queue, whose entries are lists of rollouts that arrived together.
-        delays_requests: Always False, because rollouts may be requested at any time.
-    """
-
-    def __init__(self, runtime: Runtime, closing: threading.Event) -> None:
-        self.queue: queue.Queue[list[Rollout]] = runtime.make_queue(_QUEUE_SIZE)
-        self._closing, self.delays_requests = closing, False
-
-    def put(self, rollouts: list[Rollout]) -> None:
-        """Enqueue rollouts; block while the queue is full, unless collection is closing."""
-        while not self._closing.is_set():
-            try:
-                self.queue.put(rollouts, timeout=POLL_INTERVAL_S)
-            except queue.Full:
-                continue
-            return
-
-    def may_request(self, num_in_flight: int) -> bool:
-        """Return True, because this queue never delays requests."""
-        return True
-
-    def poll(self) -> None:
-        """Do nothing, because this queue receives no responses."""
-
-    def begin_drain(self) -> None:
-        """Discard all queued rollouts."""
-        while not self.queue.empty():
-            self.queue.get_nowait()
-
-    def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Discard rollouts that arrive during a drain."""
-
-    def end_drain(self, deadline: float) -> None:
-        """Discard all queued rollouts."""
-        self.begin_drain()
 
 
 class CollectorThread(threading.Thread):
@@ -138,7 +93,7 @@ class CollectorThread(threading.Thread):
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
         self._runtime = runtime or ThreadRuntime()
         self._closing = self._runtime.make_event() if closing is None else closing
-        self._destination = RolloutQueue(self._runtime, self._closing) if destination is None else destination
+        self._destination = destination or RolloutQueue(self._runtime, self._closing)
         self.queue = self._destination.queue
         self._watch = Stopwatch(self._runtime.now)
         self._ledger, self._journal = ledger or Ledger(), local_worker.journal
@@ -186,7 +141,7 @@ class CollectorThread(threading.Thread):
     @property
     def rounds(self) -> RoundStrategy | None:
         """The strategy, if collection is synchronous (the learner waits for each round of rollouts); otherwise None."""
-        return self.strategy if isinstance(self.strategy, LocalCollection | Barrier) else None
+        return self.strategy if isinstance(self.strategy, RoundStrategy) else None
 
     @property
     def num_workers(self) -> int:

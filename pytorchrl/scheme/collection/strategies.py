@@ -12,62 +12,45 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from pytorchrl.errors import CollectionError, WorkerLostError
+from typing_extensions import override
+
+from pytorchrl.errors import CollectionError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
-from pytorchrl.scheme.collection.protocols import Deliver
-from pytorchrl.scheme.collection.resizing import Closed, Elastic
+from pytorchrl.scheme.collection.strategy import Closed, Deliver, RemoteStrategy, RoundStrategy
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.options.collection import BarrierOptions, OnArrivalOptions
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
 # Seconds between two checks whether a delayed request is now allowed. The collector thread must check repeatedly,
 # because an update may allow more requests, but does not wake the thread.
 _DELAYED_INTERVAL_S = 0.01
 
 
-class _RemoteCollection(Elastic):
-    """The base class of all strategies with remote workers. It makes requests and handles lost workers.
+class _RemoteCollection(RemoteStrategy[CWorker, Rollout]):
+    """The base class of the strategies that request rollouts from collection workers.
 
     Args:
-        workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
-        runtime: Runtime of the workers.
-        supervisor: Supervisor that replaces lost workers.
-        ledger: The gradient worker's ledger.
-        weights: The object that attaches new weights to requests.
+        workers, runtime, supervisor, ledger, weights: See `RemoteStrategy`.
     """
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast) -> None:
-        self._workers, self._runtime, self._supervisor, self._num_asked = workers, runtime, supervisor, len(workers)
-        self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # measures the delivery of rollouts ("receive"), including waits for queue space
+        super().__init__(workers, runtime, supervisor, ledger, weights, lambda rollout: rollout.header.collect_s,
+                         lambda rollout: rollout.numbers)
         self._delivered = [0] * len(workers)  # env steps that the current incarnation of each worker delivered
-        self.delivered_by_lost = 0
         self._num_requests = [0] * len(workers)  # number of requests to the current incarnation of each worker
-        # Other threads use `_in_flight` and `_arrived` only after the collector thread has ended.
-        self._in_flight: Requests[Rollout] = Requests(
-            runtime, supervisor, self._journal, lambda rollout: rollout.header.collect_s,
-            lambda rollout: rollout.numbers, self._forget, self._request_replacement)
-        # For each worker, its rollouts of incomplete rounds, oldest first.
+        # For each worker, its rollouts of incomplete rounds, oldest first. Other threads use this attribute only after
+        # the collector thread has ended.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
-        self._is_draining = False
 
-    def num_live(self) -> int:
-        """Return the number of workers that are not lost."""
-        return len(self._workers) - len(self._supervisor.gone)
-
-    def num_in_flight(self) -> int:
-        """Return the number of requests whose rollouts have not arrived."""
-        return len(self._in_flight)
-
-    def take_send_s(self) -> float:
-        """Return 0, because transit times are measured in synchronous rounds only."""
-        return 0.0
+    def _asked(self) -> list[int]:
+        """Return the indices of the workers that receive requests: they are neither lost nor leaving."""
+        return [index for index in range(self._num_asked) if index not in self._supervisor.gone]
 
     def _request(self, index: int, num_steps: int | None = None) -> None:
         self._num_requests[index] += 1
@@ -78,75 +61,65 @@ class _RemoteCollection(Elastic):
         self._weights.attach_due(index)
         self._request(index)
 
+    @override
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
-        """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for one."""
-        for index, rollout in self._in_flight.poll(timeout_s):
+        for index, rollout in super()._poll(timeout_s):
             self._delivered[index] += rollout.header.num_env_steps
             self._weights.delivered(index, rollout.header.num_env_steps)
             yield index, rollout
 
-    def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Count the env steps of rollouts as collected, and return the rollouts that contain env steps."""
-        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
-        self._weights.num_rollouts_since += len(rollouts)
-        return [rollout for rollout in rollouts if rollout.header.num_env_steps]
-
-    def _deliver(self, rollouts: list[Rollout], deliver: Deliver) -> None:
-        with self._watch.part("receive"):
-            if valid := self._book(rollouts):
-                deliver(valid)
-
+    @override
     def _forget(self, index: int) -> None:
-        """Reset the counts of a lost worker, and add its count of delivered env steps to `delivered_by_lost`."""
         self._weights.forget(index)
         self._num_requests[index] = 0
         self.delivered_by_lost += self._delivered[index]
         self._delivered[index] = 0
 
-    def _request_replacement(self, index: int) -> None:
-        """Make a request to the replacement of a lost worker, with the newest weights."""
+    def _request_from_new(self, index: int, num_requests: int) -> None:
+        """Make requests to a worker that was added or replaces a lost worker, with the newest weights."""
         if not self._is_draining and index < self._num_asked:
-            self._refresh_and_request(index)
+            for _ in range(num_requests):
+                self._refresh_and_request(index)
 
+    @override
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight and make no new requests; the next call of `step` starts collection again.
-
-        Raises:
-            Exception: An error of a worker, or the supervisor's error for a lost worker.
-        """
-        self._is_draining = True
-        try:
-            while len(self._in_flight) and self._runtime.now() < deadline:
-                for _, rollout in self._poll():
-                    self._deliver_late([rollout], deliver)
-            for index in sorted(set(self._in_flight.owners())):
-                self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} delivered nothing before the "
-                                                            "end of drain()"))
-        finally:
-            self._is_draining = False
+        self._await_all(lambda _, rollout: self._deliver_late([rollout], deliver), deadline)
         self._deliver_late([rollout for rollouts in self._arrived.values() for rollout in rollouts], deliver)
         self._arrived.clear()
 
-    def _deliver_late(self, rollouts: list[Rollout], deliver: Deliver) -> None:
-        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
-        deliver(rollouts)
-
+    @override
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for the rollouts in flight; count their steps as collected in the ledger."""
         outcomes = self._in_flight.finish(timeout_s)
         rollouts = [rollout for arrived in self._arrived.values() for rollout in arrived]
         self._arrived.clear()
         for rollout in [*rollouts, *(outcome.value for outcome in outcomes if outcome.value is not None)]:
             self._ledger.collect(rollout.header.num_env_steps)
 
+    @override
+    def release(self, number: int) -> bool:
+        self._num_asked = number
+        return all(index < number for index in (*self._in_flight.owners(), *self._arrived))
 
-class Barrier(_RemoteCollection):
+    @override
+    def resized(self, number: int, closed: Sequence[Closed]) -> None:
+        before = len(self._delivered)
+        for delivered, counts in zip(self._delivered[number:], closed, strict=True):
+            self._book_closed(delivered, counts)
+        more = max(0, number - before)
+        self._delivered = [*self._delivered[:number], *[0] * more]
+        self._num_requests = [*self._num_requests[:number], *[0] * more]
+        self._weights.resize(number)
+        for index in range(before, number):
+            self._request_replacement(index)
+
+
+class Barrier(_RemoteCollection, RoundStrategy):
     """Collection in synchronous rounds. In a round, each worker collects one rollout with the same weights.
 
     With `on_straggler="finish"`, a preempted worker collects the rest of its rollout at the start of the next round.
 
     Args:
-        workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
+        workers, runtime, supervisor, ledger, weights: See `RemoteStrategy`.
         options: Options of synchronous collection.
         timeout_s: Time limit of a round, in seconds.
     """
@@ -165,8 +138,8 @@ class Barrier(_RemoteCollection):
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
+    @override
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds to collect at least `num_steps` steps; later calls of `collect` return these rounds."""
         self._weights.attach_due()
         self._request_rounds(-(-num_steps // (self._num_asked * self._rollout_size)))
 
@@ -176,11 +149,8 @@ class Barrier(_RemoteCollection):
             for index in self._asked():
                 self._request(index)
 
-    def step(self, deliver: Deliver) -> None:
-        """Collect one round and deliver it."""
-        self._deliver(self._collect(), deliver)
-
-    def collect(self) -> list[Rollout]:
+    @override
+    def _collect(self) -> list[Rollout]:
         """Return the rollouts of one round, ordered by worker; start a round unless one was started in advance.
 
         If a worker is lost, the round waits for a rollout of the replacement, collected with the same weights.
@@ -188,11 +158,6 @@ class Barrier(_RemoteCollection):
         Raises:
             CollectionError: The round took longer than the timeout.
         """
-        rollouts = self._collect()
-        with self._watch.part("receive"):
-            return self._book(rollouts)
-
-    def _collect(self) -> list[Rollout]:
         self._weights.attach_due()
         deadline = self._runtime.now() + self._timeout_s
         is_awaited = not self._num_pending
@@ -232,8 +197,9 @@ class Barrier(_RemoteCollection):
         else:
             self._arrived[index].append(rollout)
 
+    @override
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts of all rounds in flight, including rounds started in advance; see `_RemoteCollection`.
+        """Deliver the rollouts of all rounds in flight, including rounds started in advance.
 
         Steps that are missing from preempted rollouts are not collected later.
         """
@@ -242,8 +208,8 @@ class Barrier(_RemoteCollection):
         self._owed.cancel()
         self._num_pending = 0
 
+    @override
     def finish(self, timeout_s: float) -> None:
-        """Wait for the rollouts in flight, and count their steps; see `_RemoteCollection`."""
         self._move_rests()
         super().finish(timeout_s)
 
@@ -253,14 +219,12 @@ class Barrier(_RemoteCollection):
             self._arrived[index].appendleft(rollout)
         self._rests.clear()
 
+    @override
     def resized(self, number: int, closed: Sequence[Closed]) -> None:
-        """Forget the workers from index `number` on, and make requests to new workers; see `ElasticStrategy`.
-
-        Steps that are missing from preempted rollouts of the forgotten workers are not collected later.
-        """
-        self._owed.cancel(number)
+        self._owed.cancel(number)  # steps missing from preempted rollouts of removed workers are not collected later
         super().resized(number, closed)
 
+    @override
     def take_send_s(self) -> float:
         """Return the seconds that requests and rollouts spent in transit since the last call of this method.
 
@@ -279,10 +243,11 @@ class Barrier(_RemoteCollection):
         """Return the indices of the workers whose rollouts for the oldest round have not arrived."""
         return [index for index in dict.fromkeys(self._in_flight.owners()) if index not in self._arrived]
 
+    @override
     def _request_replacement(self, index: int) -> None:
-        for _ in range(self._num_pending - len(self._arrived.get(index, ()))):
-            super()._request_replacement(index)
+        self._request_from_new(index, self._num_pending - len(self._arrived.get(index, ())))
 
+    @override
     def _request(self, index: int, num_steps: int | None = None) -> None:
         recorded = self._journal.upcoming_of("answer", index)
         # If the recorded rollout was preempted, the replayed rollout must end at the same step.
@@ -295,7 +260,7 @@ class OnArrival(_RemoteCollection):
     """Asynchronous collection in which each worker always has `col_in_flight` requests, so that no worker waits.
 
     Args:
-        workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
+        workers, runtime, supervisor, ledger, weights: See `RemoteStrategy`.
         options: Options of asynchronous collection.
     """
 
@@ -318,14 +283,14 @@ class OnArrival(_RemoteCollection):
             if index < self._num_asked:
                 self._refresh_and_request(index)
 
+    @override
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight; see `_RemoteCollection`."""
         super().drain(deliver, deadline)
         self._is_started = False
 
+    @override
     def _request_replacement(self, index: int) -> None:
-        for _ in range(self._col_in_flight if self._is_started else 0):
-            super()._request_replacement(index)
+        self._request_from_new(index, self._col_in_flight if self._is_started else 0)
 
 
 class OnDemand(_RemoteCollection):
@@ -335,7 +300,7 @@ class OnDemand(_RemoteCollection):
     replay can make the same requests in the same order.
 
     Args:
-        workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
+        workers, runtime, supervisor, ledger, weights: See `RemoteStrategy`.
         options: Options of asynchronous collection; a worker has at most `col_in_flight` requests.
         may_request: Function that returns whether another rollout may be requested, given the number of rollouts in
             flight.
@@ -373,6 +338,3 @@ class OnDemand(_RemoteCollection):
         counts = Counter(self._in_flight.owners())
         return sorted((index for index in self._asked() if counts[index] < self._col_in_flight),
                       key=lambda index: counts[index])
-
-    def _request_replacement(self, index: int) -> None:
-        """Do nothing, because the next call of `step` treats a replacement like any other free worker."""

@@ -11,19 +11,20 @@ import torch
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
-from pytorchrl.scheme.collection.central_inference import CentralInference
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
-from pytorchrl.scheme.collection.protocols import Destination
-from pytorchrl.scheme.collection.resizing import Elastic, Resizing
+from pytorchrl.scheme.collection.destination import Destination
+from pytorchrl.scheme.collection.resizing import Resizing
 from pytorchrl.scheme.collection.strategies import OnArrival
+from pytorchrl.scheme.collection.strategy import RemoteStrategy
 from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches, plan_passes
-from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource, TrainBatchSource
+from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.staging import staging_for
+from pytorchrl.scheme.gradients.train_batch import TrainBatchSource
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.options.base import options_of
@@ -94,7 +95,7 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         inference=col_workers.inference,
         supervisor=Supervisor(remote, col_workers.replace, col_runtime, supervision, seed=index_worker))
     strategy = collector.strategy
-    if col_workers.is_parallel and isinstance(strategy, Elastic | CentralInference):
+    if col_workers.is_parallel and isinstance(strategy, RemoteStrategy):
         collector.resizing = Resizing(
             col_workers, strategy, collector.supervisor,
             lambda number: plan_passes(collection, worker, number))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
-from typing import Protocol, cast
+from typing import cast
+
+from typing_extensions import override
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import LearnerStarvedError, StoppedError
@@ -17,7 +19,7 @@ from pytorchrl.scheme.gradients.process_group import MomentsOfData, ProcessGroup
 from pytorchrl.scheme.gradients.replay_source import ReplaySource
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.staging import Staging
-from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch, TrainBatchSource
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.timing import Times
@@ -30,29 +32,7 @@ from pytorchrl.support.terminal import get_logger
 logger = get_logger(__name__)
 
 
-class TrainBatchSource(Protocol):
-    """A source of train batches."""
-
-    def take(self) -> TrainBatch:
-        """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
-
-    def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do not return this train batch from `take` again, even if it has remaining uses."""
-
-    def count(self, counters: WorkerCounters) -> None:
-        """Add the source's counts, such as the number of queued train batches, to `counters`."""
-
-    def take_times(self) -> Times:
-        """Return the durations of the source's operations since the last call."""
-
-    def take_levels(self) -> tuple[int, ...]:
-        """Return how many train batches were waiting at each `take` since the last `take_levels`."""
-
-    def close(self, timeout_s: float) -> None:
-        """Stop the source's workers, if it has any; wait up to `timeout_s` seconds for their answers."""
-
-
-class RoundSource:
+class RoundSource(TrainBatchSource):
     """Synchronous collection in the learner's thread; a train batch consists of one or several rounds.
 
     Train batches that a user has added to the queue are used first.
@@ -74,6 +54,7 @@ class RoundSource:
         self._goal, self._step = goal, microbatch or goal or 0
         self._num_taken = 0
 
+    @override
     @timed("wait")
     def take(self) -> TrainBatch:
         """Return the next train batch: one that a user has queued, or newly collected rounds.
@@ -115,17 +96,11 @@ class RoundSource:
         version = self._collector.local_worker.version
         return TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts], uses=1)
 
-    def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do nothing, because each train batch is used only once."""
-
+    @override
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of `by_hand`, the queue for train batches that users add, to `counters`."""
         self._by_hand.count(counters)
 
-    def take_times(self) -> Times:
-        """Return an empty mapping, because the gradient worker itself measures the wait for a round."""
-        return {}
-
+    @override
     def take_levels(self) -> tuple[int, ...]:
         """Return how many train batches were waiting at each `take` since the last `take_levels`.
 
@@ -136,11 +111,8 @@ class RoundSource:
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
-    def close(self, timeout_s: float) -> None:
-        """Do nothing, because the gradient worker stops its collection workers itself."""
 
-
-class QueueSource:
+class QueueSource(TrainBatchSource):
     """Asynchronous collection: the collector thread fills a sample queue, from which train batches are taken.
 
     Args:
@@ -157,6 +129,7 @@ class QueueSource:
         self._collector, self._samples, self._runtime, self.stats = collector, samples, runtime, stats
         self._timeout_s, self._on_starved = timeout_s, on_starved
 
+    @override
     @timed("wait")
     def take(self) -> TrainBatch:
         """Start collection if necessary, then wait for the next train batch and return it.
@@ -196,24 +169,17 @@ class QueueSource:
             raise LearnerStarvedError(f"{text}; raise queue_timeout_s if a rollout takes longer")
         logger.warning("GWorker %d is still waiting: %s", self._collector.index_worker, text)
 
+    @override
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Cancel the remaining uses of a train batch."""
         self._samples.discard(batch)
 
+    @override
     def count(self, counters: WorkerCounters) -> None:
-        """Add the counts of the sample queue, such as the number of queued train batches, to `counters`."""
         self._samples.count(counters)
 
-    def take_times(self) -> Times:
-        """Return an empty mapping, because the gradient worker itself measures the wait for a train batch."""
-        return {}
-
+    @override
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of queued train batches at each `take` since the last `take_levels`."""
         return self._samples.take_levels()
-
-    def close(self, timeout_s: float) -> None:
-        """Do nothing, because the gradient worker stops its collection workers itself."""
 
 
 class BatchSource:
@@ -406,7 +372,7 @@ class BatchSource:
         return self._source.take_levels()
 
     def close(self, timeout_s: float) -> None:
-        """End the loader's thread, and close the source; see `TrainBatchSource`."""
+        """End the loader's thread, and close the source."""
         if self._loader is not None:
             self._loader.close()
         self._source.close(timeout_s)

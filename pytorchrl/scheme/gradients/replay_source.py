@@ -6,12 +6,15 @@ import queue
 import threading
 from dataclasses import replace
 
+from typing_extensions import override
+
 from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.collection.destination import Destination
 from pytorchrl.scheme.counters import WorkerCounters
-from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch, TrainBatchSource
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -54,7 +57,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
         timeout_s=collection.queue_timeout_s, seed=storage.generator.initial_seed(), version=lambda: worker.version)
 
 
-class ReplaySource:
+class ReplaySource(TrainBatchSource):
     """Take data from replay shards: `draw` returns a sampled batch, `take` returns sampled rollouts as a train batch.
 
     Args:
@@ -84,6 +87,7 @@ class ReplaySource:
         self.stats.add_draw(self._shards.take_headers(), self._shards.versions, self._worker.version)
         return batch
 
+    @override
     def take(self) -> TrainBatch:
         """Wait for the next sampled rollouts, and return them as a train batch.
 
@@ -91,9 +95,7 @@ class ReplaySource:
         """
         return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
 
-    def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do nothing, because each sampled batch is used only once."""
-
+    @override
     def count(self, counters: WorkerCounters) -> None:
         """Add the numbers of shards, their restarts, their batches and their stale priority updates to `counters`."""
         shards, states = self._shards, self._shards.states
@@ -105,55 +107,56 @@ class ReplaySource:
         counters.replay_items_dropped += shards.items_dropped
         counters.stale_priorities += sum(state.contents["stale_priorities"] for state in states)
 
+    @override
     def take_times(self) -> Times:
         """Return the times spent on sampling and on messages to shards since the last call."""
         return self._shards.watch.take()
 
+    @override
     def take_levels(self) -> tuple[int, ...]:
         """Return, for each call of `draw` since the last `take_levels`, how many batches were waiting."""
         return self._shards.take_levels()
 
+    @override
     def close(self, timeout_s: float) -> None:
-        """Stop the shards; see `Shards.close`."""
         self._shards.close(timeout_s)
 
 
-class ReplayDestination:
-    """Pass the rollouts of a collector thread to replay shards; see `Destination` for the methods.
+class ReplayDestination(Destination):
+    """Pass the rollouts of a collector thread to replay shards.
 
     Attributes:
         queue: A queue that stays empty; it exists only because `Destination` requires one.
-        delays_requests: Always False.
     """
 
     def __init__(self, shards: Shards, runtime: Runtime, closing: threading.Event) -> None:
         self._shards, self._runtime, self._closing = shards, runtime, closing
         self.queue: queue.Queue[TrainBatch] = runtime.make_queue(1)
-        self.delays_requests = False
 
+    @override
     def put(self, rollouts: list[Rollout]) -> None:
         """Add rollouts to the shards; block while no shard can accept them, or while learning must catch up."""
         for rollout in rollouts:
             self._shards.add(rollout, self._closing.is_set)
 
-    def may_request(self, num_in_flight: int) -> bool:
-        """Return True, because requests are never delayed."""
-        return True
-
+    @override
     def poll(self) -> None:
         """Handle the confirmations that have arrived from the shards."""
         self._shards.poll(0.0)
 
+    @override
     def begin_drain(self) -> None:
         """Let the shards accept rollouts until the end of the drain, even if collection is ahead of learning."""
         self._shards.is_draining = True
 
+    @override
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
         """Pass rollouts to the shards during a drain; wait for free space until the deadline."""
         for rollout in rollouts:
             if rollout.header.num_env_steps:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)
 
+    @override
     def end_drain(self, deadline: float) -> None:
         """Wait until the shards have confirmed all rollouts; a shard that misses the deadline counts as lost."""
         self._shards.drain(deadline)

@@ -8,8 +8,11 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 
+from typing_extensions import override
+
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.destination import Destination
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import DropReason, Ledger
@@ -218,7 +221,7 @@ class CircularBuffer:
         return self._left.pop(batch, 0)
 
 
-class SampleQueue:
+class SampleQueue(Destination):
     """A queue of train batches; the collector thread calls `put`, and the learner's thread calls `take`.
 
     The order in which the threads run determines which train batches are dropped. If the run is recorded, the
@@ -264,10 +267,11 @@ class SampleQueue:
     # Called by the collector thread
 
     @property
+    @override
     def delays_requests(self) -> bool:
-        """Whether rollouts are requested only while `may_request` returns True."""
         return self._options.on_policy_lag == "wait"
 
+    @override
     def put(self, rollouts: list[Rollout]) -> None:
         """Enqueue the train batches that these rollouts complete; with `queue_policy="block"`, wait for space."""
         # The ledger must count the steps as queued before the learner can use them.
@@ -315,20 +319,17 @@ class SampleQueue:
             self._in_use_since = None
         self._freed.set()
 
-    def poll(self) -> None:
-        """Do nothing, because a sample queue has no pending responses to handle; see `Destination`."""
-
+    @override
     def begin_drain(self) -> None:
         """Discard all train batches, so that a collector thread that waits for space can pause."""
         self.clear()
 
-    def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Discard rollouts that arrive during a drain; `GWorker.drain` then counts their steps as dropped."""
-
+    @override
     def end_drain(self, deadline: float) -> None:
         """Discard all train batches at the end of a drain (`GWorker.drain`), without waiting; ignore `deadline`."""
         self.clear()
 
+    @override
     def may_request(self, num_in_flight: int) -> bool:
         """Return whether the lag of a rollout requested now would be at most `max_policy_lag` at its first use.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,31 +21,8 @@ _ALIGNMENT = 512
 _NUM_BUFFERS = 2
 
 
-class Copy(Protocol):
-    """A copy of a buffer to a device, which may still be in progress."""
-
-    def wait(self) -> None:
-        """Block until the copy is complete."""
-
-    def take(self) -> Tensor:
-        """Return the copy, a uint8 tensor on the device, for use on the calling thread's current stream.
-
-        The caller must have called `wait`, and may call this method only once.
-        """
-
-
-class Copier(Protocol):
-    """Starts asynchronous copies from host memory to a device, which can compute meanwhile."""
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        """Return a new buffer in host memory, (num_bytes,) uint8."""
-
-    def start(self, buffer: Tensor) -> Copy:
-        """Start copying a buffer or a part of a buffer, which must not change before the copy is complete."""
-
-
 class CudaCopy:
-    """A copy that runs on a CUDA stream; see `Copy`."""
+    """A copy of a buffer to a CUDA device, which may still be in progress."""
 
     def __init__(self, copy: Tensor, done: torch.cuda.Event) -> None:
         self._copies, self._done = [copy], done
@@ -55,7 +32,10 @@ class CudaCopy:
         self._done.synchronize()
 
     def take(self) -> Tensor:
-        """Return the copy; see `Copy`."""
+        """Return the copy, a uint8 tensor on the device, for use on the calling thread's current stream.
+
+        The caller must have called `wait`, and may call this method only once.
+        """
         copy = self._copies.pop()  # so that the copy is freed after its use, although `Staging` keeps `self`
         # The memory belongs to the copier's stream. Without this call, it could be overwritten as soon as Python
         # releases the tensor, while kernels of the current stream still read it.
@@ -64,18 +44,18 @@ class CudaCopy:
 
 
 class CudaCopier:
-    """Copies page-locked memory to a CUDA device on a separate stream; see `Copier`."""
+    """Starts copies of page-locked memory to a CUDA device on a separate stream, while the device may compute."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Return a page-locked buffer, because other buffers cannot be copied while the device computes."""
+        """Return a buffer (num_bytes,) uint8 in page-locked memory, which can be copied while the device computes."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, buffer: Tensor) -> CudaCopy:
-        """Start copying a buffer; see `Copier`."""
+        """Start copying a buffer or a part of a buffer, which must not change before the copy is complete."""
         with torch.cuda.stream(self._stream):
             copy = buffer.to(self._device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -92,7 +72,7 @@ class Staged(Generic[D]):
         copy: The copy of the buffer.
     """
 
-    def __init__(self, data: D, offsets: list[int], copy: Copy) -> None:
+    def __init__(self, data: D, offsets: list[int], copy: CudaCopy) -> None:
         self._data, self._offsets, self._copy = data, offsets, copy
 
     def get(self) -> D:
@@ -123,9 +103,9 @@ class Staging:
             (waiting, in the learner, until a batch is on the device).
     """
 
-    def __init__(self, copier: Copier, now: Callable[[], float]) -> None:
+    def __init__(self, copier: CudaCopier, now: Callable[[], float]) -> None:
         self._copier, self._now = copier, now
-        self._buffers: deque[tuple[Tensor, Copy | None]] = deque(
+        self._buffers: deque[tuple[Tensor, CudaCopy | None]] = deque(
             [(torch.empty(0, dtype=torch.uint8), None)] * _NUM_BUFFERS)
         self._started: deque[tuple[object, Staged[object]]] = deque(maxlen=_NUM_BUFFERS)
         self._lock = threading.Lock()  # held while a buffer is written

@@ -1,10 +1,13 @@
-"""Train batches: groups of rollouts that a learner uses together."""
+"""Train batches, which are groups of rollouts that a learner uses together, and the base class of their sources."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.timing import Times
 from pytorchrl.scheme.transport.messages import Rollout
 
 
@@ -57,3 +60,32 @@ class TrainBatch:
     def version(self) -> int:
         """Version of the oldest weights with which a rollout of the train batch was collected."""
         return min(queued.rollout.header.weights_version for queued in self.rollouts)
+
+
+class TrainBatchSource(ABC):
+    """A source of train batches."""
+
+    @abstractmethod
+    def take(self) -> TrainBatch:
+        """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
+
+    def cancel_uses(self, batch: TrainBatch) -> None:
+        """Do not return this train batch from `take` again, if the source returns train batches several times."""
+
+    @abstractmethod
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the source's counts, such as the number of queued train batches, to `counters`."""
+
+    def take_times(self) -> Times:
+        """Return the durations of the source's operations since the last call.
+
+        The wait in `take` is not among them, because the gradient worker measures it.
+        """
+        return {}
+
+    @abstractmethod
+    def take_levels(self) -> tuple[int, ...]:
+        """Return how many train batches were waiting at each `take` since the last `take_levels`."""
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the workers that belong to the source, if any; wait up to `timeout_s` seconds for their answers."""

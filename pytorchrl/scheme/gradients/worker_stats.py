@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Vectors
+from pytorchrl.scheme.replay.shard_states import ShardState
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, NOT_SENT, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Report, RolloutHeader
@@ -48,39 +50,17 @@ def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Conc
     return decorate
 
 
-class Counted(Protocol):
-    """A component of a gradient worker that counts and times its own work."""
+class CountedSource(Protocol):
+    """The component that provides batches: a `BatchSource`, whose module imports this one."""
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add this component's counts to `counters`."""
+        """Add the component's counts to `counters`."""
 
     def take_times(self) -> Times:
         """Return the durations of the component's operations since the last call."""
 
-
-class CountedCollector(Counted, Protocol):
-    """A component that collects rollouts."""
-
-    @property
-    def weights_traffic(self) -> Traffic:
-        """Totals, such as the number of bytes, over all messages that carried weights to collection workers."""
-
-    def take_send_s(self) -> float:
-        """Return how many seconds the messages of synchronous rounds spent in transit since the last call."""
-
-
-class CountedSource(Counted, Protocol):
-    """A component that provides batches."""
-
     def take_levels(self) -> tuple[int, ...]:
         """Return the number of batches left in the queue after each removal of a batch since the last `take_levels`."""
-
-
-class HasStatistics(Protocol):
-    """A replay shard that reports statistics."""
-
-    def statistics(self) -> Mapping[str, object]:
-        """Return the current statistics of the shard."""
 
 
 class WorkerStats:
@@ -203,19 +183,19 @@ class WorkerStats:
             self.moments = []
         return moments
 
-    def take(self, collector: CountedCollector, source: CountedSource, shards: Iterable[HasStatistics]) -> Report:
+    def take(self, collector: CollectorThread, source: CountedSource, shards: Iterable[ShardState]) -> Report:
         """Return a report, and reset all statistics except totals and moments.
 
         Args:
-            collector: The component that collects.
+            collector: The collector thread.
             source: The component that provides batches.
-            shards: The replay shards.
+            shards: The states of the replay shards.
         """
         own, counters = self.watch.take(), self.counters.copy()
         times: Times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values()))}
-        for part in (collector, source):
-            times |= part.take_times()
-            part.count(counters)
+        times |= {**collector.take_times(), **source.take_times()}
+        collector.count(counters)
+        source.count(counters)
         times |= {name: own[part] for part, name in (("wait", "dequeue"), ("grad", "grad")) if part in own}
         add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
         report = Report(

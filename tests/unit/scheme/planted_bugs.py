@@ -86,16 +86,17 @@ def a_replacement_without_weights(monkeypatch):
 
 
 def a_replacement_with_old_weights(monkeypatch):
-    right = _RemoteCollection._request_replacement
+    right = _RemoteCollection._request_from_new
 
-    def request_replacement(self, index):
-        if self._weights._sync.reference is not None:
-            self._weights._attached[index] = self._weights._sync.reference
-            self._weights._versions[index] = self._weights._sync.reference.version
-            self._request(index)
-        else:
-            right(self, index)
-    monkeypatch.setattr(_RemoteCollection, "_request_replacement", request_replacement)
+    def request_from_new(self, index, num_requests):
+        for _ in range(num_requests):
+            if self._weights._sync.reference is not None:
+                self._weights._attached[index] = self._weights._sync.reference
+                self._weights._versions[index] = self._weights._sync.reference.version
+                self._request(index)
+            else:
+                right(self, index, 1)
+    monkeypatch.setattr(_RemoteCollection, "_request_from_new", request_from_new)
 
 
 def a_gradient_worker_replaced_without_weights(monkeypatch):
