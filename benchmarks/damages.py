@@ -159,14 +159,12 @@ def sealed(line: bytes, previous: str) -> tuple[bytes, str]:
 
 
 def first_line(content: bytes, **changes: object) -> bytes:
-    """Return a file of JSON lines with other entries in its first line, and correct checksums if it has any."""
+    """Return a record of a run with other entries in its first line, and correct checksums."""
     head, *rest = [json.loads(line) for line in content.splitlines()]
     out, previous = b"", ""
     for row in ({**head, **changes}, *rest):
-        text = json.dumps({name: item for name, item in row.items() if name != "sha256"} if isinstance(row, dict)
-                          else row, separators=(",", ":")).encode()
-        if "sha256" in head:
-            text, previous = sealed(text, previous)
+        del row["sha256"]
+        text, previous = sealed(json.dumps(row, separators=(",", ":")).encode(), previous)
         out += text + b"\n"
     return out
 
@@ -301,7 +299,6 @@ def forged_archive(content: bytes, rng: random.Random) -> bytes:
     """Return a model or checkpoint with a correct checksum and strange contents, or with strange headers."""
     if rng.random() < 0.6:
         value = torch.load(io.BytesIO(content), weights_only=True)
-        value.pop("sealed", None)
         value = deranged(value, rng, lambda part: strange_part(part, rng))
         out = io.BytesIO()
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):

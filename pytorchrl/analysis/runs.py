@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ import numpy as np
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import parse_value, read_bytes, read_json
-from pytorchrl.files.lines import check_sealed
 from pytorchrl.files.run_directory import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -23,7 +23,7 @@ from pytorchrl.files.run_directory import (
     check_description,
     no_run,
 )
-from pytorchrl.monitor.reading import is_cut, mapping, number, read_object
+from pytorchrl.monitor.reading import mapping, number, problem_of_records, read_object
 
 # Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
@@ -241,14 +241,15 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
     path = run_dir / METRICS_FILE
     try:
         content = read_bytes(path, _LARGEST_RECORDS)
-        lines = check_sealed(content)
     except FileNotFoundError:
         raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
-    if is_cut(read_object(run_dir / RESULT_FILE), len(content)):
-        raise ConfigError(f"{str(path)!r} is shorter than when its run ended, so its last records are missing; delete "
-                          f"{RESULT_FILE} to use the remaining records")
+    *lines, incomplete = content.split(b"\n")  # a killed run may leave an incomplete last line
+    content = content.removesuffix(incomplete)
+    result = read_object(run_dir / RESULT_FILE)
+    if problem := problem_of_records(result, len(content), hashlib.sha256(content).hexdigest()):
+        raise ConfigError(f"{str(path)!r} {problem}; delete {RESULT_FILE} to use the records that it has")
     points, names = [], set()
     for place, line in enumerate(lines, start=1):
         try:

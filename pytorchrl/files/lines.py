@@ -1,11 +1,11 @@
-"""Append lines to a file, and protect JSON lines with checksums.
+"""Append lines to a file, and protect the lines of records of runs with checksums.
 
 A line is appended completely or not at all. If the disk is full, lines are lost, but the run continues.
 
 The last entry of a sealed line, `"sha256"`, is the line's checksum. It is the SHA-256 of two concatenated texts: the
-checksum of the previous line (empty for the first sealed line), and the text of the line before this entry. A reader
-thus detects changed, missing, additional and swapped lines. Missing lines at the end of a file are not detected,
-because a killed run may end after any line.
+checksum of the previous line (empty for the first line), and the text of the line before this entry. A reader thus
+detects changed, missing, additional and swapped lines. Missing lines at the end of a file are not detected, because a
+killed run may end after any line.
 
 Commands that only show runs import this module, so it must not import torch.
 """
@@ -28,78 +28,41 @@ logger = get_logger(__name__)
 
 _CHUNK_BYTES = 1 << 16
 _ENTRY = re.compile(rb'"sha256": "([0-9a-f]{64})"\}')
-ENTRY_BYTES = len('"sha256": ""}\n') + 64
-"""Size of a checksum at the end of a sealed line, with the line break."""
+_ENTRY_BYTES = len('"sha256": ""}') + 64
 
 
-def seal(line: str, previous: str) -> str:
-    """Return a line with its checksum and a line break.
+def seal(line: str, previous: str) -> tuple[str, str]:
+    """Return a line with its checksum and a line break, and the checksum.
 
     Args:
         line: The text of a JSON object, without a line break.
-        previous: Checksum of the previous line, from `seal_of`; an empty string for the first line.
+        previous: Checksum of the previous line; an empty string for the first line.
     """
     start = line.removesuffix("}") + ("" if line == "{}" else ", ")
-    return f'{start}"sha256": "{_digest(previous, start.encode("utf-8"))}"}}\n'
-
-
-def seal_of(line: bytes) -> str:
-    """Return the checksum at the end of `line`, or "" if it has none; `line` must include its line break."""
-    entry = _ENTRY.fullmatch(line[-ENTRY_BYTES:].removesuffix(b"\n"))
-    return "" if entry is None else entry[1].decode("ascii")
-
-
-def _digest(previous: str, start: bytes) -> str:
-    return hashlib.sha256(previous.encode("ascii") + start).hexdigest()
-
-
-class LineChecker:
-    """Verify the checksums of consecutive lines of a file.
-
-    Lines without a checksum, which earlier versions wrote, are accepted only before the first line with a checksum.
-
-    Args:
-        at_start: Whether the check starts at the first line of the file. Otherwise, the first line is accepted without
-            a check, because its checksum depends on that of the previous line, which is unknown.
-    """
-
-    def __init__(self, *, at_start: bool = True) -> None:
-        self._previous: str | None = "" if at_start else None
-        self._is_sealed = False
-
-    def is_sound(self, line: bytes) -> bool:
-        """Return whether the next line, given with its line break, is unchanged and follows the previous line."""
-        previous, found = self._previous, seal_of(line)
-        if not found:
-            return not self._is_sealed
-        self._previous, self._is_sealed = found, True
-        return previous is None or found == _digest(previous, line[:-ENTRY_BYTES])
-
-
-def complete_lines(content: bytes) -> list[bytes]:
-    """Return the complete lines of a file, each with a line break.
-
-    The last line may be incomplete, because its writer was killed. It is left out, unless it ends with a checksum:
-    then only its line break is missing, which this function adds.
-    """
-    *lines, last = content.split(b"\n")
-    if _ENTRY.search(last):
-        lines.append(last)
-    return [line + b"\n" for line in lines]
+    checksum = hashlib.sha256((previous + start).encode("utf-8")).hexdigest()
+    return f'{start}"sha256": "{checksum}"}}\n', checksum
 
 
 def check_sealed(content: bytes) -> list[bytes]:
-    """Check the checksums of the complete lines of a file, and return these lines.
+    """Check the checksums of the complete lines of a file, and return these lines without their line breaks.
+
+    The last line may be incomplete, because its writer was killed. It is left out, unless only its line break is
+    missing.
 
     Raises:
         ValueError: A line is damaged, or a line before it is missing; the message names the number of the line, counted
             from 1.
     """
-    checker, lines = LineChecker(), complete_lines(content)
+    *lines, last = content.split(b"\n")
+    if _ENTRY.search(last):
+        lines.append(last)
+    previous = b""
     for number, line in enumerate(lines, start=1):
-        if not checker.is_sound(line):
-            raise ValueError(f"line {number} differs from its checksum, so this line was damaged or changed after it "
-                             "was written, or lines before it are missing")
+        entry = _ENTRY.fullmatch(line, max(0, len(line) - _ENTRY_BYTES))
+        if entry is None or entry[1] != hashlib.sha256(previous + line[:entry.start()]).hexdigest().encode("ascii"):
+            raise ValueError(f"line {number} differs from its checksum or has none, so this line was damaged or "
+                             "changed after it was written, or lines before it are missing")
+        previous = entry[1]
     return lines
 
 
@@ -114,15 +77,14 @@ class AppendedFile:
         path: The file, created if missing.
         resumed: The `state` of the file at the checkpoint from which the run is resumed; lines that were added later
             are removed. None: all complete lines are kept.
-        sealed: Whether each line is a JSON object, to which a checksum is added; see `seal`.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
         CheckpointError: The lines before the checkpoint are damaged or missing.
     """
 
-    def __init__(self, path: Path, resumed: Mapping[str, object] | None = None, *, sealed: bool = False) -> None:
-        self._path, self._is_sealed, self._lost = path, sealed, 0
+    def __init__(self, path: Path, resumed: Mapping[str, object] | None = None) -> None:
+        self._path, self._lost = path, 0
         has_lines = path.exists()
         # If the file already has lines, their hash is computed only when it is needed.
         self._hash = None if has_lines else hashlib.sha256()
@@ -138,8 +100,6 @@ class AppendedFile:
                 descriptor, status.st_size)
             if self._size != status.st_size:
                 os.ftruncate(descriptor, self._size)
-            start = max(0, self._size - ENTRY_BYTES)
-            self._last_seal = seal_of(os.pread(descriptor, self._size - start, start))
         except OSError:
             self.close()
             raise
@@ -159,8 +119,7 @@ class AppendedFile:
     def append(self, line: str) -> None:
         """Append a line. When the method returns, the line is in the file completely, or is lost with a warning."""
         assert self._descriptor is not None, "the file is closed"
-        line = seal(line, self._last_seal) if self._is_sealed else line + "\n"
-        left = data = line.encode("utf-8")
+        left = data = f"{line}\n".encode()
         try:
             while left:
                 left = left[os.write(self._descriptor, left):]
@@ -176,7 +135,6 @@ class AppendedFile:
             logger.warning("%s is written again; %d lines are missing", self._path, self._lost)
             self._lost = 0
         self._size += len(data)
-        self._last_seal = seal_of(data)
         if self._hash is not None:
             self._hash.update(data)
 

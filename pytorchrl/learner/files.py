@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType
 
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.factories import Agent
@@ -140,7 +139,7 @@ class RunFiles:
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # an earlier part of this run may have written a result
         self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
                                   after=None if resumed is None else resumed["env_steps"],
-                                  resumed=None if resumed is None else resumed.get("records"))
+                                  resumed=None if resumed is None else resumed["records"])
 
     def newest_checkpoint(self) -> checkpoints.Newest | None:
         """Return the newest readable checkpoint; None if there are no checkpoints.
@@ -156,11 +155,11 @@ class RunFiles:
         if newest is None:
             return None
         state, self._damaged = newest.learner.get("records"), newest.damaged
-        if not isinstance(state, (Mapping, NoneType)):
+        if not isinstance(state, Mapping):
             raise CheckpointError(f"{str(newest.path)!r} contains {state!r:.100} instead of the state of the records")
-        if state is not None and records.exists():
+        if records.exists():
             check_appended(records, state)
-        elif state is not None and str(state.get("bytes")) != "0":
+        elif str(state.get("bytes")) != "0":
             logger.warning("%s is missing; new records begin at the checkpoint", records)
         return newest
 
@@ -254,12 +253,12 @@ def _check_learner(learner: StateDict) -> None:
     """Raise an error if the saved state of a learner lacks a value, or has a value that a learner cannot use."""
     for name in ("env_steps", "recorded_steps"):
         learner[name] = saved_int(learner[name])
-    callbacks = learner.get("callbacks", ())
+    callbacks = learner["callbacks"]
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(state, Mapping) for state in callbacks):
         raise TypeError(f"the states of callbacks must be mappings, got {callbacks!r:.100}")
     episodes, means = EpisodeWindow(), Means()
     episodes.restore(learner["episodes"])
-    means.restore(learner.get("means", means.state()))
+    means.restore(learner["means"])
     numbers = [learner["seconds"], episodes.return_mean, episodes.length_mean, *episodes.policy_return_means.values(),
                *means.peek().values()]
     for number in numbers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import math
@@ -90,23 +89,19 @@ def versions() -> dict[str, str]:
 class Recorder:
     """Writer of a run's records into its directory: JSON lines, and TensorBoard files if TensorBoard is installed.
 
-    Each line has a checksum; see `pytorchrl.files.lines`.
-
     Args:
         log_dir: The directory.
         tensorboard: Whether to write TensorBoard files.
         after: Env steps at the checkpoint from which the run is resumed; None: the run is new.
         resumed: The `state` of the records at this checkpoint; records that were written later are removed. None: the
-            run is new, or the checkpoint lacks this state because an earlier version of the library wrote it.
+            run is new.
     """
 
     def __init__(
         self, log_dir: Path, *, tensorboard: bool = True, after: int | None = None,
         resumed: Mapping[str, object] | None = None,
     ) -> None:
-        if after is not None and resumed is None:
-            _forget_records(log_dir / METRICS_FILE, after)
-        self._file = AppendedFile(log_dir / METRICS_FILE, resumed, sealed=True)
+        self._file = AppendedFile(log_dir / METRICS_FILE, resumed)
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
     @property
@@ -134,19 +129,6 @@ class Recorder:
                 tensorboard.close()
         except OSError as error:
             logger.warning("TensorBoard files may be incomplete: %s", error)
-
-
-def _forget_records(path: Path, after: int) -> None:
-    """Remove records whose `env_steps` exceeds `after`, and lines that are damaged or incomplete."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            if line.endswith(b"\n") and json.loads(line)["env_steps"] <= after:
-                kept.append(line)
-    with put_in_place(path) as file:
-        file.write(b"".join(kept))
 
 
 def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Untyped:

@@ -6,13 +6,13 @@ The contents are untrusted: a value of an unexpected type is treated as missing.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import open_regular, parse_value, read_json
-from pytorchrl.files.lines import LineChecker
 from pytorchrl.files.run_directory import METRICS_FILE, RUN_FILE, check_description, no_run
 
 Record = dict[str, object]
@@ -50,9 +50,20 @@ def read_checked(path: Path) -> tuple[Record, str]:
     return found, ""
 
 
-def is_cut(result: Record, num_bytes: int) -> bool:
-    """Return whether `metrics.jsonl` lost records: its size `num_bytes` is less than the size in `result.json`."""
-    return num_bytes < count(result, "records", "bytes")
+def problem_of_records(result: Record, num_bytes: int, sha256: str | None) -> str:
+    """Return how `metrics.jsonl` differs from the file at the end of the run; "" if it does not, or if it is unknown.
+
+    Args:
+        result: Contents of `result.json`, which describe the file at the end of the run; empty before the end.
+        num_bytes: Size of the complete lines in bytes.
+        sha256: The checksum of these lines; None: unknown.
+    """
+    if num_bytes < count(result, "records", "bytes"):
+        return "is shorter than when its run ended, so its last records are missing"
+    expected = text(result, "records", "sha256")
+    if expected and sha256 not in (None, expected):
+        return "differs from its checksum in result.json, so it was damaged or changed after its run ended"
+    return ""
 
 
 class Records:
@@ -75,8 +86,13 @@ class Records:
         self.num_bytes = 0
         """Size of the file in bytes at the latest call of `read`, without an incomplete last line."""
         self.num_damaged = 0
-        """Number of lines that differ from their checksums or are not JSON objects."""
-        self._checker = LineChecker()
+        """Number of lines that are not JSON objects."""
+        self._hash: hashlib._Hash | None = None  # of all complete lines; None if the first lines were skipped
+
+    @property
+    def sha256(self) -> str | None:
+        """The checksum of all complete lines; None if there is no file, or its first lines were skipped."""
+        return None if self._hash is None else self._hash.hexdigest()
 
     def read(self) -> list[Record]:
         """Return the new complete records, in order; damaged lines are counted and left out."""
@@ -89,30 +105,32 @@ class Records:
                     self._inode = status.st_ino
                     most = _TAIL_BYTES if self._only_latest else _MOST_BYTES
                     self._offset, self.num_damaged = max(0, status.st_size - most), 0
-                    self._checker = LineChecker(at_start=not self._offset)
+                    self._hash = None if self._offset else hashlib.sha256()
                 file.seek(self._offset)
                 data = file.read(min(status.st_size - self._offset, _MOST_BYTES))
         except OSError:
             self.num_bytes = 0
             return []
-        lines = [line + b"\n" for line in data.split(b"\n")[:-1]]
+        *lines, incomplete = data.split(b"\n")
+        data = data.removesuffix(incomplete)
         if self.has_restarted and self._offset:  # reading began in the middle of the first line
             del lines[:1]
-        self._offset += data.rfind(b"\n") + 1
+        if self._hash is not None:
+            self._hash.update(data)
+        self._offset += len(data)
         self.num_bytes = self._offset
-        found = [self._record(line) for line in lines]
+        found = [_record(line) for line in lines]
         self.num_damaged += sum(record is None for record in found)
         return [record for record in found if record is not None]
 
-    def _record(self, line: bytes) -> Record | None:
-        """Return the record in a line; None if the line is damaged."""
-        if not self._checker.is_sound(line):
-            return None
-        try:
-            found = parse_value(line, METRICS_FILE)
-        except ValueError:
-            return None
-        return found if isinstance(found, dict) else None
+
+def _record(line: bytes) -> Record | None:
+    """Return the record in a line; None if the line is damaged."""
+    try:
+        found = parse_value(line, METRICS_FILE)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def item(record: object, *path: str) -> object:

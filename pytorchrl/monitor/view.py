@@ -15,10 +15,10 @@ from pytorchrl.monitor.reading import (
     Records,
     check_run,
     count,
-    is_cut,
     item,
     mapping,
     number,
+    problem_of_records,
     read_checked,
     rows,
     text,
@@ -239,8 +239,9 @@ class Reader:
         """Return a sentence that says how `metrics.jsonl` is damaged; empty if it is not."""
         source, path = self._source, str(self._run_dir / METRICS_FILE)
         if source.num_damaged:
-            return f"{path!r} is damaged: lines that differ from their checksums were left out: {source.num_damaged}"
-        return f"{path!r} is shorter than when the run ended" if is_cut(result, source.num_bytes) else ""
+            return f"{path!r} is damaged: lines that are no records were left out: {source.num_damaged}"
+        problem = problem_of_records(result, source.num_bytes, source.sha256)
+        return f"{path!r} {problem}" if problem else ""
 
 
 def read_run(run_dir: Path) -> RunView:

@@ -4,8 +4,7 @@ Each line is a JSON object with a checksum; see `pytorchrl.files.lines`. The fir
 the last line states how the run ended. If the run was killed, the last line is missing. The lines in between are
 written after updates, at most four per second. Each of them contains the entries that were added to the workers'
 journals since the previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see
-`pytorchrl.runtime.journal.Part`. In the older format, these lines contain only the list of parts, without
-`{"parts": ...}`, and no line has a checksum.
+`pytorchrl.runtime.journal.Part`.
 """
 
 from __future__ import annotations
@@ -31,14 +30,13 @@ from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
-from pytorchrl.files.lines import check_sealed, seal, seal_of
+from pytorchrl.files.lines import check_sealed, seal
 from pytorchrl.runtime import Event, Part, WorkersPart
 from pytorchrl.scheme.options.run import RecordOptions
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import Json
 
-FORMAT = "pytorchrl record 2"
-_FORMAT_WITHOUT_CHECKSUMS = "pytorchrl record 1"
+FORMAT = "pytorchrl record 1"
 _LARGEST_BYTES = 512 << 20
 
 # Writing at every update would make short updates two percent slower: each write releases Python's global interpreter
@@ -62,8 +60,7 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
     """Return the differences between a saved run and a scheme that would repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ. If an older
-    version of the library saved the run, an option of the agent may be missing; it then counts as its default.
+    Settings that only affect where and how fast a run executes may differ.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -76,20 +73,10 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 for name, value in settings.items()
                 if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
     for part, options in describe(agent).items():
-        saved = old_agent.get(part, {})
-        defaults = _new_defaults(agent[part], saved)
-        old = {**{name: to_python(value) for name, value in defaults.items() if name in options}, **saved}
+        old = old_agent.get(part, {})
         problems += [f"{part}: {name} was {old.get(name)}, now it is {options.get(name)}"
                      for name in {**old, **options} if old.get(name) != options.get(name)]
     return problems
-
-
-def _new_defaults(factory: object, saved: Mapping[str, str]) -> dict[str, object]:
-    """Return the defaults, by name, of the options that were added to a factory's class after `saved` was written."""
-    if not saved or not isinstance(factory, Factory):
-        return {}
-    return {name: declaration.default for name, declaration in factory.options.declarations().items()
-            if name not in saved and not declaration.is_required}
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
@@ -116,7 +103,7 @@ class RecordWriter:
 
     def __init__(self, path: str, settings: Mapping[str, object], agent: Mapping[str, object],
                  target_steps: int) -> None:
-        self._path, self._next_write, self._last_seal = path, 0.0, ""
+        self._path, self._next_write, self._checksum = path, 0.0, ""
         try:
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
@@ -157,8 +144,7 @@ class RecordWriter:
     def _write(self, value: Mapping[str, object]) -> None:
         if self._file.closed:
             return
-        line = seal(_to_json(value), self._last_seal)
-        self._last_seal = seal_of(line.encode("ascii"))
+        line, self._checksum = seal(_to_json(value), self._checksum)
         try:
             self._file.write(line)
             self._file.flush()
@@ -242,14 +228,12 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         raise ConfigError(f"replay {name!r} cannot be read: {error}") from error
     try:
         head, *rest = map(json.loads, lines)
-        if head["format"] not in (FORMAT, _FORMAT_WITHOUT_CHECKSUMS):
+        if head["format"] != FORMAT:
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
-        if head["format"] == FORMAT and "sha256" not in head:
-            raise ConfigError(f"replay {name!r} is damaged: its first line has lost its checksum")
-        end = rest.pop() if rest and isinstance(rest[-1], dict) and "end" in rest[-1] else {}
+        end = rest.pop() if rest and "end" in rest[-1] else {}
         parts: dict[tuple[str, int], Part] = {}
         for line in rest:
-            for worker, incarnation, events, turns in line["parts"] if isinstance(line, dict) else line:
+            for worker, incarnation, events, turns in line["parts"]:
                 part = parts.setdefault((worker, incarnation), Part([], []))
                 part.events.extend(map(_event, events))
                 part.turns.extend(map(operator.index, turns))
@@ -258,7 +242,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         return Record(
             name, settings, {part: _mapping(options) for part, options in agent.items()},
             operator.index(head["target_steps"]), machine, parts, failed=end.get("end") == "failed",
-            checksum=end.get("checksum"), mixed_precision=_mapping(head.get("mixed_precision", {})),
+            checksum=end.get("checksum"), mixed_precision=_mapping(head["mixed_precision"]),
             has_end=end.get("end") is not None)
     except ConfigError:
         raise

@@ -15,7 +15,8 @@ def make_run(tmp_path):
         run_dir = tmp_path / name
         run_dir.mkdir(parents=True)
         recipe = {"algorithm": algorithm, "env": env, "options": {**options, "seed": seed, "log_dir": str(run_dir)}}
-        (run_dir / "run.json").write_text(json.dumps({"recipe": recipe, "seed": seed, "scheme": scheme or {}}))
+        (run_dir / "run.json").write_text(json.dumps(
+            {"format": 1, "recipe": recipe, "seed": seed, "scheme": scheme or {}}))
         lines = [json.dumps({"env_steps": steps * index / (records - 1), "return_mean": final * index / (records - 1)})
                  for index in range(records)]
         (run_dir / "metrics.jsonl").write_text("\n".join(lines) + "\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 
 import pytest
 
 from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv
-from pytorchrl.analysis import group_runs, read_run, read_scores
+from pytorchrl.analysis import group_runs, read_curve, read_run, read_scores
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.options import LearnerOptions
 
@@ -126,3 +128,29 @@ def test_a_damaged_description_is_refused(make_run):
     (run_dir / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"run\.json' cannot be read"):
         read_run(run_dir)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda content: content.replace(b"100.0", b"101.0"),
+     r"metrics\.jsonl' differs from its checksum in result\.json, .*; delete result\.json to use the records that it"),
+    (lambda content: content[:-10], r"metrics\.jsonl' is shorter than when its run ended, so its last records are"),
+    (lambda content: content + b'{"env_steps": 110.0, "return_mean": 11.0}\n', "differs from its checksum")])
+def test_records_that_changed_after_the_run_ended_are_refused(make_run, change, message):
+    run_dir = make_run("a")
+    path, result = run_dir / "metrics.jsonl", run_dir / "result.json"
+    content = path.read_bytes()
+    result.write_text(json.dumps({"env_steps": 100, "records": {
+        "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}))
+    assert read_curve(run_dir, "env_steps", "return_mean")[1][-1] == 10.0
+    path.write_bytes(change(content))
+    with pytest.raises(ConfigError, match=message):
+        read_curve(run_dir, "env_steps", "return_mean")
+    result.unlink()
+    assert len(read_curve(run_dir, "env_steps", "return_mean")[1]) >= 10
+
+
+def test_a_line_that_is_not_json_is_refused(make_run):
+    path = make_run("a") / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"{", b"(", 3))
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl:1 is not JSON"):
+        read_curve(path.parent, "env_steps", "return_mean")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 
 from pytorchrl.monitor.view import Lag, Reader, Wait, read_run
@@ -88,6 +91,42 @@ def test_a_reader_adds_new_records(tmp_path):
     view = reader.read()
     assert (view.env_steps, len(view.records)) == (4000, 4)
     assert view.curve("return_mean") == [(500, 15.0), (1500, 25.0), (2000, 30.0), (4000, 40.0)]
+
+
+def finish(run_dir, env_steps=4000):
+    """Write the result of a run, with the size and the checksum of its records."""
+    content = (run_dir / "metrics.jsonl").read_bytes()
+    records = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (run_dir / "result.json").write_text(json.dumps({"env_steps": env_steps, "records": records}))
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    (lambda content: content, None), (lambda content: content + b'{"env_steps": 50', None),
+    (lambda content: content.replace(b"40.0", b"41.0"), "differs from its checksum in result.json"),
+    (lambda content: content + b'{"env_steps": 5000}\n', "differs from its checksum in result.json"),
+    (lambda content: content[:-1], "is shorter than when its run ended, so its last records are missing"),
+    (lambda content: content.replace(b"{", b"", 1), "is damaged: lines that are no records were left out: 1")])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_records_that_changed_after_the_run_ended_are_a_problem(tmp_path, change, problem, parts):
+    run_dir = make_run(tmp_path / "a", usual_records())
+    finish(run_dir)
+    path, reader = run_dir / "metrics.jsonl", Reader(run_dir)
+    content = change(path.read_bytes())
+    path.write_bytes(content[:len(content) // parts])
+    reader.read()
+    with open(path, "ab") as file:
+        file.write(content[len(content) // parts:])
+    found = reader.read().problems
+    assert [text.removeprefix(f"'{path}' ").partition(",")[0] for text in found] == (
+        [] if problem is None else [problem.partition(",")[0]])
+
+
+def test_records_whose_start_was_skipped_are_no_problem(tmp_path):
+    run_dir = make_run(tmp_path / "a", [{"env_steps": steps, "text": "x" * 1000} for steps in range(2000)])
+    finish(run_dir)
+    reader = Reader(run_dir, only_latest=True)
+    assert len(reader.read().records) == 500
+    assert reader.read().problems == ()
 
 
 @pytest.mark.parametrize("broken", [

@@ -9,7 +9,7 @@ import torch
 
 from pytorchrl import ASYNC
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
-from pytorchrl.files.lines import seal, seal_of
+from pytorchrl.files.lines import seal
 
 ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
 ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
@@ -86,8 +86,7 @@ class Runs:
         with open(self.path, "w", encoding="utf-8") as file:
             for line in lines:
                 del line["sha256"]
-                text = seal(json.dumps(line), checksum)
-                checksum = seal_of(text.encode())
+                text, checksum = seal(json.dumps(line), checksum)
                 file.write(text)
 
     def twice(self, **settings):

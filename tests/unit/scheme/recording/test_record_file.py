@@ -8,9 +8,11 @@ import torch
 from pytorchrl import PPO, Learner, linear
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import ConfigError, EnvError
+from pytorchrl.files.lines import seal
 from tests.unit.scheme.recording.conftest import ALL_ASYNC
 
-HEAD = '{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"target_steps":1}\n'
+HEAD = ('{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"target_steps":1,'
+        '"mixed_precision":{}}')
 
 
 def test_a_record_with_other_settings_is_refused(runs, make_scheme):
@@ -33,20 +35,50 @@ def test_a_record_from_another_machine_warns(runs, make_scheme):
         make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "[1]", "nonsense\n", '{"format": "other"}\n',
-                                     '{"format": "pytorchrl record 1"}\n[1, 2]\n', "\0\n", HEAD % '[]', HEAD % '{}',
-                                     HEAD % '{"seed":"1"}', HEAD % '{"seed":1}' + '[["UWorker",0,[["update"]],[]]]\n',
-                                     HEAD % '{"seed":1}' + '[["UWorker",0,[["update","x"]],[]]]\n',
-                                     HEAD % '{"seed":1}' + '[["UWorker",0,[],["x"]]]\n',
-                                     HEAD % '{"seed":1}' + '[["UWorker",[],[],[]]]\n',
-                                     HEAD.replace('"agent":{}', '"agent":{"algo_factory":[]}') % '{"seed":1}',
-                                     HEAD.replace('"machine":{}', '"machine":null') % '{"seed":1}'])
-def test_invalid_record_files_are_refused(make_scheme, tmp_path, content):
+def sealed(*lines):
+    """Return the contents of a record with these lines, with correct checksums."""
+    content, checksum = "", ""
+    for line in lines:
+        text, checksum = seal(line, checksum)
+        content += text
+    return content
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[1]", "nonsense\n", "\0\n", HEAD % '{"seed":1}' + "\n"])
+def test_files_that_are_no_records_are_refused(make_scheme, tmp_path, content):
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=r"replay .*file"):
         make_scheme(runtime=None, replay=path)
+
+
+@pytest.mark.parametrize(("lines", "text"), [
+    (['{"format": "pytorchrl record 2"}'], "has the format 'pytorchrl record 2'; this version reads .*record 1'"),
+    (['{"format": "pytorchrl record 1"}', '{"parts": [1, 2]}'], "not a record"), ([HEAD % "[]"], "got .*"),
+    ([HEAD % "{}"], "KeyError.*seed"), ([HEAD % '{"seed":"1"}'], "integer"),
+    ([HEAD % '{"seed":1}', '{"parts": [["UWorker",0,[["update"]],[]]]}'], "not enough values"),
+    ([HEAD % '{"seed":1}', '{"parts": [["UWorker",0,[["update","x"]],[]]]}'], "is not an event"),
+    ([HEAD % '{"seed":1}', '{"parts": [["UWorker",0,[],["x"]]]}'], "integer"),
+    ([HEAD % '{"seed":1}', '{"parts": [["UWorker",[],[],[]]]}'], "unhashable"),
+    ([HEAD % '{"seed":1}', "{}"], "KeyError.*parts"),
+    ([HEAD.replace('"agent":{}', '"agent":{"algo_factory":[]}') % '{"seed":1}'], "expected a JSON object"),
+    ([HEAD.replace('"machine":{}', '"machine":null') % '{"seed":1}'], "expected a JSON object")])
+def test_invalid_records_with_correct_checksums_are_refused(make_scheme, tmp_path, lines, text):
+    path = tmp_path / "file"
+    path.write_text(sealed(*lines))
+    with pytest.raises(ConfigError, match=rf"replay .*file.*{text}"):
+        make_scheme(runtime=None, replay=path)
+
+
+def test_a_damaged_record_is_refused(runs, make_scheme):
+    runs.record(updates=3, runtime="threads", **ALL_ASYNC)
+    with open(runs.path, "r+b") as file:
+        content = file.read()
+        file.seek(content.index(b"UWorker"))
+        file.write(b"V")
+    with pytest.raises(ConfigError, match=r"run\.jsonl' cannot be read: line \d differs from its checksum"):
+        make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
 
 
 def test_a_record_is_never_overwritten_and_its_path_is_checked(make_scheme, tmp_path):
