@@ -280,7 +280,6 @@ def wrong_versions(name: str, content: bytes) -> Iterator[damages.Damage]:
     for version in (0, 2, 99, "1", None):
         if name.endswith(".pt"):
             value = torch.load(io.BytesIO(content), weights_only=True)
-            value.pop("sealed", None)
             out = io.BytesIO()
             if "scheme" in value:
                 value["scheme"]["format"] = f"pytorchrl checkpoint {version if version != '1' else 3}"
@@ -293,7 +292,7 @@ def wrong_versions(name: str, content: bytes) -> Iterator[damages.Damage]:
             yield "wrong version", damages.written(json.dumps(run).encode())
         elif name == "record.jsonl":
             yield "wrong version", damages.written(
-                damages.first_line(content, format=f"pytorchrl record {version}" if version != 2 else "other"))
+                damages.first_line(content, format=f"pytorchrl record {version if version != '1' else 3}"))
 
 
 def damages_of(files: Files, run: str, name: str, content: bytes, share: float, rng: random.Random,

@@ -155,8 +155,8 @@ def parse_value(text: str | bytes, name: str) -> object:
 
 
 def check_format(value: Mapping[str, object], newest: int) -> None:
-    """Raise `ValueError` if a file has an entry `format` that is not an integer from 1 to `newest`."""
-    found = value.get("format", newest)
+    """Raise `ValueError` unless the entry `format` of a file is an integer from 1 to `newest`."""
+    found = value.get("format")
     if type(found) is not int or not 1 <= found <= newest:
         raise ValueError(f"it has the format {found!r}, but this version of pytorchrl reads formats up to {newest}; "
                          "use the version that wrote it, or a newer one")

@@ -1,8 +1,7 @@
 """Write and read sealed files: models and checkpoints with a checksum over the whole file.
 
-A sealed file is a file of `torch.save`, whose contents have the key `sealed`. The comment of its zip archive is the
-SHA-256 of all other bytes. `torch.load(path, weights_only=True)` can also read the file. Reading executes no code from
-the file.
+A sealed file is a file of `torch.save`. The comment of its zip archive is the SHA-256 of all other bytes.
+`torch.load(path, weights_only=True)` can also read the file. Reading executes no code from the file.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pytorchrl.files.atomic import check_format, open_regular, put_in_place, sha
 
 MODEL_FORMAT = 1
 """Number of the format of models."""
-_SEALED = "sealed"
 _LABEL = b"pytorchrl sha256 "
 _COMMENT_BYTES = len(_LABEL) + 64
 _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8,
@@ -71,7 +69,7 @@ def write_sealed(value: Mapping[str, object], file: IO[bytes]) -> None:
     """
     hashed = _HashedFile(file)
     try:
-        torch.save({**value, _SEALED: True}, hashed)  # type: ignore[arg-type] # torch needs only `write` and `flush`
+        torch.save(dict(value), hashed)  # type: ignore[arg-type] # torch needs only `write` and `flush`
     except RuntimeError as error:  # torch raises this error if `write` fails
         raise OSError(str(error)) from error
     hashed.finish()
@@ -89,7 +87,7 @@ def save(path: str | os.PathLike[str], value: Mapping[str, object]) -> str:
 
 
 def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = None) -> dict[str, object]:
-    """Return the contents of a sealed file, or of an older file without a checksum.
+    """Return the contents of a sealed file.
 
     Args:
         path: The file.
@@ -106,7 +104,7 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
             size = os.fstat(file.fileno()).st_size
             if largest is not None and size > largest:
                 raise CheckpointError(f"{name} has {size:,} bytes, but at most {largest:,} are expected")
-            is_verified = _verify(file, name)
+            _verify(file, name)
             file.seek(0)
             value = torch.load(file, map_location="cpu", weights_only=True)
     except CheckpointError:
@@ -117,31 +115,26 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise CheckpointError(f"{name} contains a {type(value).__name__} instead of named values")
-    if value.pop(_SEALED, False) and not is_verified:
-        raise CheckpointError(f"{name} is damaged: it has lost its checksum")
     _check_tensors(value, name)
     return value
 
 
-def _verify(file: IO[bytes], name: str) -> bool:
-    """Check the archive and, if present, its SHA-256 checksum; return whether this checksum is present.
+def _verify(file: IO[bytes], name: str) -> None:
+    """Check the archive and its SHA-256 checksum.
 
     Raises:
-        CheckpointError: The checksum is wrong, or entries are compressed (`torch.save` never compresses entries).
+        CheckpointError: The checksum is wrong or missing, or entries are compressed (`torch.save` never compresses
+            entries).
     """
     with zipfile.ZipFile(file) as archive:
         members, comment = archive.infolist(), archive.comment
         if packed := [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]:
             raise CheckpointError(f"{name} is not a file of this library: its member {packed[0]} is compressed")
         if not (comment.startswith(_LABEL) and len(comment) == _COMMENT_BYTES):
-            damaged = archive.testzip()
-            if damaged is not None:
-                raise CheckpointError(f"{name} is damaged: the checksum of its member {damaged} is wrong")
-            return False
+            raise CheckpointError(f"{name} has no checksum, so it is damaged, or this library did not write it")
         if _digest(file).encode("ascii") != comment.removeprefix(_LABEL):
             damaged = archive.testzip()
             raise CheckpointError(f"{name} is damaged: the checksum of {damaged or 'the file'} is wrong")
-    return True
 
 
 def _digest(file: IO[bytes]) -> str:

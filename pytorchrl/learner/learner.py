@@ -118,7 +118,7 @@ class Learner:
             self._due.resume(self.env_steps, resumed["recorded_steps"])
             self._files.last_checkpoint = {"env_steps": self.env_steps}
             logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
-            self._callbacks.load_state(resumed.get("callbacks", ()))
+            self._callbacks.load_state(resumed["callbacks"])
         self._callbacks.call("on_start")
 
     @in_turn("_turn")

@@ -50,8 +50,7 @@ class Measurements:
             self.count()
             self._started_at -= resumed["seconds"]
             self._episodes.restore(resumed["episodes"])
-            if "means" in resumed:  # checkpoints of version 0.1.0 lack the means
-                self._means.restore(resumed["means"])
+            self._means.restore(resumed["means"])
         self._rate.add(now, self.env_steps)
 
     def state(self, now: float) -> StateDict:

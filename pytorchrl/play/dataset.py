@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pytorchrl.training.training import TrainedAgent
 
 _SUFFIX = ".npz"
-_FORMAT, _FORMAT_WITHOUT_CHECKSUM = 2, 1
+_FORMAT = 1
 _SHA256 = "sha256"
 _OBSERVATIONS, _FINAL = "observations/", "final_observations/"
 _UNKNOWN_SEED = -1
@@ -334,9 +334,9 @@ def _read_npz(name: str) -> Dataset:
             raise ValueError(f"its {len(members)} arrays have {total:,} bytes, but the file has only {size:,}; arrays "
                              "must not be compressed")
         arrays = {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
-    if (found := int(arrays.get("format", np.array(0)))) not in (_FORMAT, _FORMAT_WITHOUT_CHECKSUM):
+    if (found := int(arrays.get("format", np.array(0)))) != _FORMAT:
         raise ValueError(f"it has the format {found}, expected {_FORMAT}")
-    if found == _FORMAT and str(arrays.pop(_SHA256, "")) != _checksum(arrays):
+    if str(arrays.pop(_SHA256, "")) != _checksum(arrays):
         raise ValueError("its arrays differ from their checksum, so the file was damaged or changed")
     del arrays["format"]
     observations = {leaf: arrays.pop(_OBSERVATIONS + leaf) for leaf in _leaves(arrays, _OBSERVATIONS)}

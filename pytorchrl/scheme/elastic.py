@@ -14,7 +14,7 @@ from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.base import CENTRAL, PARALLEL, raise_all
 from pytorchrl.scheme.options.run import Ray
 from pytorchrl.scheme.options.settings import Settings
-from pytorchrl.scheme.recording.earlier_versions import differences_from
+from pytorchrl.scheme.recording.record import differences
 from pytorchrl.scheme.rules import problems_of
 from pytorchrl.scheme.tree import workers_of
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pytorchrl.scheme.updates.u_worker import UWorker
 
 CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
+# A resumed run may change these settings, in addition to the settings that a replayed run may change.
+_FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers"})
 _EXECUTION = "; col_execution='Parallel' continues a run with remote collection workers with a single one"
 
 
@@ -50,11 +52,11 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
                               f"expected {CHECKPOINT_FORMAT!r}; use the version that wrote it")
     if not isinstance(checkpoint.get("state"), Mapping) or not isinstance(checkpoint.get("part"), int):
         raise CheckpointError("the checkpoint lacks the state of the workers or its own number")
-    own = agent.with_precisions(cast("Mapping[str, bool]", checkpoint.get("mixed_precision", {})))
+    own = agent.with_precisions(cast("Mapping[str, bool]", checkpoint["mixed_precision"]))
     parts = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
     saved = cast("Mapping[str, object]", checkpoint["settings"])
-    problems = differences_from(saved, settings, cast("Mapping[str, Mapping[str, str]]", checkpoint["agent"]), parts,
-                                any_seed=any_seed)
+    problems = differences(saved, settings, cast("Mapping[str, Mapping[str, str]]", checkpoint["agent"]), parts,
+                           _FREE_TO_RESUME | ({"seed"} if any_seed else set()))
     if problems:
         hint = _EXECUTION if (saved.get("col_execution"), settings["col_execution"]) == (PARALLEL, CENTRAL) else ""
         raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings{hint}")

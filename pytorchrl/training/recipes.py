@@ -2,7 +2,7 @@
 
 `run.json` contains two descriptions. `agent` contains every option of each part of the agent, and is written even if
 the run was started without `train`; `load` builds the agent from `agent`. `recipe` contains only the arguments of
-`train` and the options of the preset; `--config` reads `recipe`. Older versions wrote only `recipe`.
+`train` and the options of the preset; `--config` and `compare` read `recipe`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pytorchrl.agent.algorithms import Algorithm
-from pytorchrl.agent.algorithms.registry import Registration, imported_registration, reference_to, registration_of
+from pytorchrl.agent.algorithms.registry import Registration, reference_to, registration_of
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.option_values.descriptions import (
@@ -33,11 +33,10 @@ from pytorchrl.agent.option_values.descriptions import (
 )
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.envs.lookup import names_module
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import CheckpointError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import RUN_FILE, check_description, no_run
 from pytorchrl.support.untyped import OptionValue
-from pytorchrl.training.composition import compose, option_specs
 
 Described = Mapping[str, object]
 """A description from `pytorchrl.agent.option_values.descriptions`, or a part of one."""
@@ -75,20 +74,14 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust
     try:
         run = mapping(read_json(path))
         check_description(run)
-        recipe, agent, seed = run["recipe"], run.get("agent"), check_seed(run["seed"])
+        agent, seed = run["agent"], check_seed(run["seed"])
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe a run: {error}") from error
-    if not (agent or recipe):
-        raise CheckpointError(
-            f"the run in {str(run_dir)!r} was composed in Python by a version that did not describe such agents; "
-            "build the same actor with checkpoint=<its model.pt>")
     find = find_by_import if trust else find_imported
     try:
-        if agent:
-            return _built(agent, None if given is None else given.algorithm, find, trust=trust), seed
-        return _composed(mapping(recipe), given, find, trust=trust), seed
+        return _built(agent, None if given is None else given.algorithm, find, trust=trust), seed
     except CheckpointError as error:
         raise CheckpointError(_refusal(run_dir, str(error), trust=trust)) from error
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
@@ -183,21 +176,3 @@ def _check_environment(env: object) -> None:
     if not all(any(folder in place.parents for folder in folders) for place in places):
         raise CheckpointError(f"the environment {env!r} is code in the module {module!r}, which this process has not "
                               "imported and which belongs to no installed package")
-
-
-def _composed(recipe: Described, given: Registration | None, find: Find, *, trust: bool) -> Agent:
-    """Build an agent from `recipe`, the arguments of `train` with which the run was started."""
-    name, env = str(recipe["algorithm"]), str(recipe["env"])
-    registration = given or (registration_of if trust else imported_registration)(name)
-    if registration is None:
-        raise CheckpointError(f"{name} is an algorithm that this process has not imported")
-    if not trust:
-        _check_environment(env)
-    specs = option_specs(registration.algorithm)
-    recorded = {name: value for name, value in mapping(recipe["options"]).items() if name != "checkpoint"}
-    if unknown := [name for name in recorded if name not in specs]:
-        raise ConfigError(f"it has the unknown option {unknown[0]!r}")
-    options = {name: from_json(value, find) for name, value in recorded.items()
-               if specs[name].part != "algorithm" or name in _ACTING or _can_be_built(value, find)}
-    agent, _, _ = compose(registration.algorithm, env, options)
-    return agent

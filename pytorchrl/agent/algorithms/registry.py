@@ -135,21 +135,6 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
                       f"{algorithm!r}{hint}")
 
 
-def imported_registration(reference: str) -> Registration | None:
-    """Return the registration of an algorithm, or None if its class is not imported yet; import nothing.
-
-    `reference` is a registered name or "module:Class".
-
-    Raises:
-        ConfigError: No algorithm has this name, or neither the class nor one of its base classes is registered.
-    """
-    if not isinstance(reference, str) or not is_reference(reference):
-        return registration_of(reference)
-    # The class is looked up among the imported classes, because getattr on its module could run code of the module.
-    found = next((cls for cls in subclasses(Algorithm) if reference_to(cls) == reference), None)
-    return None if found is None else _of_class(found)
-
-
 def is_reference(text: str) -> bool:
     """Return whether a text has the form `module:Class`."""
     return _REFERENCE.fullmatch(text) is not None

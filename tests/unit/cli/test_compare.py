@@ -26,7 +26,7 @@ def runs(tmp_path, monkeypatch):
                 run_dir = tmp_path / folder / f"{name}-{seed}"
                 run_dir.mkdir(parents=True)
                 recipe = {"algorithm": "ppo", "env": env, "options": {"lr": len(folder) + ord(name)}}
-                (run_dir / "run.json").write_text(json.dumps({"recipe": recipe, "seed": seed}))
+                (run_dir / "run.json").write_text(json.dumps({"format": 1, "recipe": recipe, "seed": seed}))
                 (run_dir / "metrics.jsonl").write_text("".join(
                     json.dumps({"env_steps": 10 * step, "return_mean": final * step / 10}) + "\n"
                     for step in range(11)))

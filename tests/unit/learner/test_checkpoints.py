@@ -20,6 +20,7 @@ from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, li
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.run_directory import Lock
+from pytorchrl.files.tensors import save
 from pytorchrl.scheme.supervision.evaluation import Evaluation
 from tests.conftest import process_environment
 
@@ -178,7 +179,7 @@ def test_rates_of_a_resumed_run_exclude_the_earlier_run(tmp_path):
     (path,) = checkpoints.paths(tmp_path / "checkpoints")
     checkpoint = checkpoints.read(path)
     checkpoint["learner"]["seconds"] = 1e6
-    torch.save(checkpoint, path)
+    save(path, checkpoint)
     with make(tmp_path, resume=True) as learner:
         learner.start()
         first, start = learner.env_steps, time.perf_counter()
@@ -196,7 +197,7 @@ def test_every_number_of_a_saved_learner_is_checked(tmp_path):
     checkpoint["learner"]["seconds"] = float("nan")  # a number that is not finite must not end the check
     checkpoint["learner"]["means"] = {
         "sums": {"loss": torch.zeros(2)}, "counts": {"loss": 1}, "taken": {}}
-    torch.save(checkpoint, path)
+    save(path, checkpoint)
     with pytest.raises(CheckpointError, match="not contain the state of a run"), make(tmp_path, resume=True) as learner:
         learner.start()
 
@@ -268,7 +269,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
             return os.mkdir, (str(tmp_path / "executed"),)
     train_to(tmp_path / "run", target_steps=350)
     for path in checkpoints.paths(tmp_path / "run" / "checkpoints"):
-        torch.save({"scheme": Payload(), "learner": {}}, path)
+        save(path, {"scheme": Payload(), "learner": {}})
     with pytest.raises(CheckpointError):
         make(tmp_path / "run", resume=True)
     assert not (tmp_path / "executed").exists()

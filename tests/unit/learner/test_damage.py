@@ -61,7 +61,7 @@ def test_deep_json_is_refused(text):
 
 def test_a_schedule_with_a_huge_number_is_refused(tmp_path):
     recipe = {"algorithm": "ppo", "env": "CartPole-v1", "options": {"lr": {"schedule": ["linear", 10**400, 0]}}}
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 1}))
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "recipe": recipe, "seed": 1}))
     with pytest.raises(ConfigError, match=r"run\.json: lr: no value can be built from"):
         load_config(tmp_path / "run.json")
 
@@ -77,7 +77,7 @@ def test_a_tensor_without_its_data_is_refused(tmp_path):
     {"__tuple__": 5}])
 def test_values_that_no_option_has_are_refused_with_the_file(tmp_path, value):
     recipe = {"algorithm": "ppo", "env": "CartPole-v1", "options": {"lr": value}}
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": recipe, "seed": 1}))
+    (tmp_path / "run.json").write_text(json.dumps({"format": 1, "recipe": recipe, "seed": 1}))
     with pytest.raises(ConfigError, match=r"run\.json: lr: no value can be built from"):
         load_config(tmp_path / "run.json")
 

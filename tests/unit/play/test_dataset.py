@@ -17,7 +17,7 @@ import pytorchrl as prl
 from pytorchrl.cli import dataset as command
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.play.dataset import Dataset, read_dataset, record_dataset
+from pytorchrl.play.dataset import Dataset, _checksum, read_dataset, record_dataset
 from tests.unit.learner.small_agents import AGENTS, TINY, agent_of, make_env
 
 SINGLE = [name for name in AGENTS if name != "independent"]
@@ -251,17 +251,11 @@ def test_an_unchanged_copy_is_read(written, tmp_path):
     assert_equal(read_dataset(changed(tmp_path / "copy.npz", written)), read_dataset(written))
 
 
-def test_a_file_of_the_older_format_is_read(written, tmp_path):
-    old = changed(tmp_path / "old.npz", written, format=np.array(1), sha256=None)
-    assert_equal(read_dataset(old), read_dataset(written))
-
-
 @pytest.mark.parametrize("change", [
     lambda found: {"terminations": found["truncations"], "truncations": found["terminations"]},
     lambda found: {"rewards": found["rewards"] + 1}, lambda found: {"env": np.array("Other-v0")},
     lambda found: {"rewards": found["rewards"].reshape(-1, 1)}, lambda found: {"seeds": None},
-    lambda found: {"more": np.zeros(3)}, lambda found: {"sha256": None}, lambda found: {"sha256": np.array("0" * 64)},
-    lambda found: {"format": np.array(1)}])
+    lambda found: {"more": np.zeros(3)}, lambda found: {"sha256": None}, lambda found: {"sha256": np.array("0" * 64)}])
 def test_arrays_that_were_changed_or_exchanged_are_refused(change, written, tmp_path):
     with np.load(written) as found:
         path = changed(tmp_path / "copy.npz", written, **change(found))
@@ -277,8 +271,8 @@ def test_arrays_that_were_changed_or_exchanged_are_refused(change, written, tmp_
     ({"rewards": b"\x93NUMPY\x01\x00\x04\x00((((" + bytes(64)}, "not a readable data set"),
     ({"rewards": b"nothing"}, "magic string"),
     ({"rewards": b""}, "EOF|reading magic"),
-    ({"format": np.array(3)}, "format 3, expected 2"),
-    ({"format": None}, "format 0, expected 2"),
+    ({"format": np.array(3)}, "format 3, expected 1"),
+    ({"format": None}, "format 0, expected 1"),
     ({"rewards": None}, "its arrays must be"),
     ({"more": np.zeros(3)}, "its arrays must be"),
     ({"rewards": np.zeros(5)}, r"\(5,\)"),
@@ -296,8 +290,11 @@ def test_arrays_that_were_changed_or_exchanged_are_refused(change, written, tmp_
 ])
 def test_a_changed_file_is_refused(arrays, text, written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # In the older format, arrays have no checksum.
-    path = changed(tmp_path / "copy.npz", written, **({"format": np.array(1), "sha256": None} | arrays))
+    with np.load(written) as found:
+        entries = {**found, **arrays}
+    hashed = {name: array for name, array in entries.items()
+              if isinstance(array, np.ndarray) and array.dtype != object and name != "sha256"}
+    path = changed(tmp_path / "copy.npz", written, **arrays, sha256=np.array(_checksum(hashed)))
     with pytest.raises(CheckpointError, match=text) as raised:
         read_dataset(path)
     assert "copy.npz" in str(raised.value)

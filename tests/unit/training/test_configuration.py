@@ -195,10 +195,10 @@ def test_hostile_files_are_refused_at_once(write, tmp_path):
 
 def test_a_run_with_code_is_no_configuration(write):
     recipe = {"algorithm": "ppo", "env": "CartPole-v1", "options": {"wrappers": [{"__code__": "a:b"}]}}
-    write(json.dumps({"recipe": recipe, "seed": 1}), "run.json")
+    write(json.dumps({"format": 1, "recipe": recipe, "seed": 1}), "run.json")
     with pytest.raises(ConfigError, match=r"given code in Python, .*: wrappers"):
         load_config("run.json")
-    write(json.dumps({"recipe": {}, "seed": 1}), "run.json")
+    write(json.dumps({"format": 1, "recipe": {}, "seed": 1}), "run.json")
     with pytest.raises(ConfigError, match="was composed in Python"):
         load_config("run.json")
 

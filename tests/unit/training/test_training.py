@@ -13,12 +13,14 @@ import torch
 import pytorchrl
 from pytorchrl.training import composition
 from pytorchrl.training import presets
+from pytorchrl.analysis import read_run
 from pytorchrl.agent.algorithms.registry import registered, registration_of
 from pytorchrl.training.composition import compose, option_specs
 from pytorchrl.envs.suites import DEFAULT, suite_of
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import read_json
+from pytorchrl.files.tensors import read_sealed, save
 from pytorchrl.training.training import load, train
 
 TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "target_steps": 64, "progress": False,
@@ -309,17 +311,30 @@ def test_load_refuses_missing_files(copied):
 
 
 @pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"recipe": 5, "seed": 1}', b'{"recipe": {"a": 1}, "seed": 1}',
-    b'{"recipe": {"algorithm": "ppo", "env": "CartPole-v1", "options": {"lrr": 1}}, "seed": 1}',
-    b'{"recipe": {"algorithm": "xyz", "env": "CartPole-v1", "options": {}}, "seed": 1}',
-    b'{"recipe": {"algorithm": "ppo", "env": "CartPole-v1", "options": {}}, "seed": -1}',
-    b'{"recipe": {}, "agent": 5, "seed": 1}', b'{"recipe": {}, "agent": {"train_envs_factory": []}, "seed": 1}',
-    b'{"recipe": {}, "agent": {"train_envs_factory": {"__factory__": "a:B", "options": {}}}, "seed": 1}',
-    b'{"recipe": {}, "seed": 1}',
+    b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"format": 1, "recipe": 5, "seed": 1}',
+    b'{"format": 1, "recipe": {}, "agent": {}, "seed": -1}', b'{"format": 1, "recipe": {}, "agent": {}, "seed": 1}',
+    b'{"format": 1, "recipe": {}, "agent": 5, "seed": 1}', b'{"recipe": {}, "agent": {}, "seed": 1}',
+    b'{"format": 1, "recipe": {}, "agent": {"train_envs_factory": []}, "seed": 1}',
+    b'{"format": 1, "recipe": {}, "agent": {"train_envs_factory": {"__factory__": "a:B", "options": {}}}, "seed": 1}',
+    b'{"format": 1, "recipe": {}, "seed": 1}',
 ])
 def test_load_refuses_an_invalid_run_file(copied, content):
     (copied / "run.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"run\.json|describe|not available"):
+        load(copied)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_files_of_other_formats_are_refused(copied, version):
+    run = read_json(copied / "run.json")
+    (copied / "run.json").write_text(json.dumps({**run, "format": version}))
+    message = rf"it has the format {version!r}, but this version .* up to 1; use the version that wrote it"
+    for read, error in ((load, CheckpointError), (read_run, ConfigError)):
+        with pytest.raises(error, match=rf"run\.json' .*: {message}"):
+            read(copied)
+    (copied / "run.json").write_text(json.dumps(run))
+    save(copied / "model.pt", {**read_sealed(copied / "model.pt", "model"), "format": version})
+    with pytest.raises(CheckpointError, match=rf"model\.pt' cannot be loaded: {message}"):
         load(copied)
 
 
@@ -335,7 +350,7 @@ class Payload:
 
 def test_load_executes_nothing_in_a_model(copied):
     canary = copied / "canary"
-    torch.save({"acting_state": Payload(str(canary))}, copied / "model.pt")
+    save(copied / "model.pt", {"acting_state": Payload(str(canary))})
     with pytest.raises(CheckpointError, match="cannot be read"):
         load(copied)
     assert not canary.exists()
@@ -349,11 +364,11 @@ def test_load_refuses_a_damaged_or_foreign_model(copied, content):
     elif content == "empty":
         path.write_bytes(b"")
     elif content == "foreign":
-        torch.save({"weights": torch.zeros(3)}, path)
+        save(path, {"format": 1, "weights": torch.zeros(3)})
     else:
         state = torch.load(path, weights_only=True)
         state["acting_state"]["all"] = torch.zeros(3)
-        torch.save(state, path)
+        save(path, state)
     with pytest.raises(CheckpointError, match="model"):
         load(copied)
 

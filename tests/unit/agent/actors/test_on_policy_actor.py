@@ -14,6 +14,7 @@ from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteDataError, SpaceError
+from pytorchrl.files.tensors import save
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 36, 40), np.uint8)
@@ -317,7 +318,7 @@ def test_checkpoint_loads_weights_and_normalizers(tmp_path):
     source.merge_moments(source.moments_of(_rollout(source), torch.randn(6, 2, generator=_generator())))
     path = tmp_path / "model.pt"
     state = {"all": torch.cat([p.detach().flatten() for p in source.parameters()]), **source.state_buffers()}
-    torch.save({"format": 1, "acting_state": state}, path)
+    save(path, {"format": 1, "acting_state": state})
     loaded, fresh = _actor(seed=2, checkpoint=str(path), **options), _actor(seed=2, **options)
     obs = _obs(source, 4)
     assert torch.equal(_act(loaded, obs)[2], _act(source, obs)[2])
@@ -325,7 +326,7 @@ def test_checkpoint_loads_weights_and_normalizers(tmp_path):
     assert loaded.reward_scale() == source.reward_scale() != 1.0
     with pytest.raises(CheckpointError, match="parameters"):
         _actor(checkpoint=str(path), hidden_sizes=(3,), **options)
-    torch.save({"acting_state": {"all": state["all"]}}, path)
+    save(path, {"format": 1, "acting_state": {"all": state["all"]}})
     with pytest.raises(CheckpointError, match="normalize_obs"):
         _actor(checkpoint=str(path), **options)
 
@@ -338,10 +339,10 @@ def test_checkpoint_that_cannot_be_loaded_raises(tmp_path):
         broken.write_bytes(content)
         with pytest.raises(CheckpointError, match="cannot be read"):
             _actor(checkpoint=str(broken))
-    torch.save({"acting_state": np.random.default_rng}, broken)
+    save(broken, {"format": 1, "acting_state": np.random.default_rng})
     with pytest.raises(CheckpointError, match="cannot be read"):
         _actor(checkpoint=str(broken))
-    torch.save({"weights": torch.zeros(3)}, broken)
+    save(broken, {"format": 1, "weights": torch.zeros(3)})
     with pytest.raises(CheckpointError, match="acting state"):
         _actor(checkpoint=str(broken))
 

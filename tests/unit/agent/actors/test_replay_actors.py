@@ -17,6 +17,7 @@ from pytorchrl.agent.actors.squashed import bound_log_std, squashed_log_prob, sq
 from pytorchrl.agent.algorithms import SAC
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteDataError, SpaceError
+from pytorchrl.files.tensors import save
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -180,7 +181,7 @@ def test_checkpoint_loads_policy_and_normalizers_or_raises(tmp_path):
     trained = _actor(OffPolicyActor, VECTOR, BOX, seed=3)
     algorithm = SAC.create_factory()(actor=trained, seed=0)
     path = tmp_path / "model.pt"
-    torch.save({"format": 1, "version": 1, "acting_state": algorithm.acting_state()}, path)
+    save(path, {"format": 1, "version": 1, "acting_state": algorithm.acting_state()})
     loaded = _actor(OffPolicyActor, VECTOR, BOX, seed=4, checkpoint=str(path))
     assert torch.equal(_weights(loaded.policy), _weights(trained.policy))
     assert not torch.equal(_weights(loaded.critics), _weights(trained.critics))

@@ -14,6 +14,7 @@ from pytorchrl import DQN, PPO, SAC, OffPolicyActor, OnPolicyActor, QActor
 from pytorchrl.agent.actors import Actor
 from pytorchrl.agent.algorithms import OnPolicyAlgorithm
 from pytorchrl.errors import ConfigError, ContractError
+from pytorchrl.files.tensors import save
 
 SPACE = gym.spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
@@ -151,7 +152,7 @@ def test_normalizers_and_checkpoints_need_no_code_in_the_subclass(tmp_path):
     assert len(actor.obs_moments) == 1
     assert actor.reward_moments is not None
     state = {"all": torch.nn.utils.parameters_to_vector(actor.parameters()).detach() + 1.0, **actor.state_buffers()}
-    torch.save({"acting_state": state}, tmp_path / "model.pt")
+    save(tmp_path / "model.pt", {"format": 1, "acting_state": state})
     loaded = make(Asymmetric, normalize_obs=True, normalize_reward=True, checkpoint=str(tmp_path / "model.pt"))
     assert torch.equal(torch.nn.utils.parameters_to_vector(loaded.parameters()), state["all"])
 

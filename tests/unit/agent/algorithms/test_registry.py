@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 
 import pytest
 
 from pytorchrl import A2C, DQN, PPO, GAEBuffer, OnPolicyActor, PERBuffer, QActor, ReplayBuffer
 from pytorchrl.agent.algorithms import OnPolicyAlgorithm, algorithm
 from pytorchrl.agent.algorithms import registry as module
-from pytorchrl.agent.algorithms.registry import imported_registration, is_reference, registered, registration_of
+from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
 from pytorchrl.errors import ConfigError
 
 
@@ -24,8 +23,7 @@ def test_built_in_algorithms_are_registered_in_order():
     dqn = registration_of("dqn")
     assert (dqn.algorithm, dqn.storage, dqn.prioritized_storage, dqn.actor) == (DQN, ReplayBuffer, PERBuffer, QActor)
     assert (dqn.label, dqn.reference) == ("dqn", "dqn")
-    assert registration_of(
-        DQN) == registration_of("pytorchrl.agent.algorithms.dqn:DQN") == imported_registration("dqn") == dqn
+    assert registration_of(DQN) == registration_of("pytorchrl.agent.algorithms.dqn:DQN") == dqn
 
 
 def test_an_unnamed_class_inherits_the_parts_of_its_nearest_base():
@@ -107,16 +105,6 @@ def test_an_error_in_importing_the_module_is_reported(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="'broken_algorithm:Own' raised ZeroDivisionError: division by zero"):
         registration_of("broken_algorithm:Own")
-
-
-def test_a_class_named_in_a_file_is_not_imported(tmp_path, monkeypatch):
-    (tmp_path / "named_in_a_file.py").write_text("from pytorchrl import A2C\nclass Own(A2C):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert imported_registration("named_in_a_file:Own") is None
-    assert "named_in_a_file" not in sys.modules
-    own = registration_of("named_in_a_file:Own")
-    assert imported_registration("named_in_a_file:Own") == own
-    assert imported_registration("named_in_a_file:Other") is None
 
 
 def test_nested_classes_are_named_with_dots():

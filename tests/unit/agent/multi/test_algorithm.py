@@ -13,6 +13,7 @@ from pytorchrl import (
     A2C, APPO, IMPALA, PPO, SAC, OffPolicyActor, OnPolicyActor, ReplayBuffer, VTraceBuffer, linear,
 )
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError, WeightsError
+from pytorchrl.files.tensors import save
 
 LIVES = ((0, 6), (0, 3), (2, 6))
 
@@ -193,7 +194,7 @@ def test_states_can_be_loaded_by_another_algorithm(make_agent, tmp_path):
     del state["shared/all"]
     with pytest.raises(WeightsError, match="acting state"):
         other.algo.load_acting_state(state)
-    torch.save({"format": 1, "version": 0, "acting_state": agent.algo.acting_state()}, tmp_path / "model.pt")
+    save(tmp_path / "model.pt", {"format": 1, "version": 0, "acting_state": agent.algo.acting_state()})
     again = make_agent(seed=3, checkpoint=str(tmp_path / "model.pt"))
     assert equal(again.algo.acting_state(), agent.algo.acting_state())
     with pytest.raises(CheckpointError, match="there is no model"):

@@ -230,14 +230,10 @@ def test_own_code_is_imported_only_if_the_run_is_trusted(tmp_path, module, capsy
 
 
 @pytest.mark.parametrize("env", ["strange_parts:CartPole-v1", "strange_parts"])
-@pytest.mark.parametrize("section", ["agent", "recipe"])
-def test_an_environment_beside_the_run_is_not_imported(tmp_path, module, capsys, env, section):
+def test_an_environment_beside_the_run_is_not_imported(tmp_path, module, capsys, env):
     trained(tmp_path / "run", VecEnv.create_factory("CartPole-v1"), OnPolicyActor)
     run = read_json(tmp_path / "run" / "run.json")
-    if section == "agent":
-        run["agent"]["train_envs_factory"]["options"]["env_fn"] = env
-    else:
-        run |= {"agent": {}, "recipe": {"algorithm": "ppo", "env": env, "options": {"hidden_sizes": [4]}}}
+    run["agent"]["train_envs_factory"]["options"]["env_fn"] = env
     (tmp_path / "run" / "run.json").write_text(json.dumps(run))
     with pytest.raises(CheckpointError, match="is code in the module 'strange_parts', which this process has not"):
         load(tmp_path / "run")
@@ -255,17 +251,6 @@ def test_functions_are_never_found_without_an_import(tmp_path, code):
     (tmp_path / "run.json").write_text(json.dumps(run))
     with pytest.raises(CheckpointError, match=f"{code} is a function, or a class that this process has not imported"):
         load(tmp_path)
-
-
-def test_a_run_of_an_earlier_version_is_loaded_from_its_recipe(tmp_path):
-    agent = pytorchrl.train("ppo", "CartPole-v1", log_dir=tmp_path, num_envs=2, num_steps=8, num_mini_batch=1,
-                            hidden_sizes=(4,), target_steps=16, progress=False, seed=2)
-    run = read_json(tmp_path / "run.json")
-    del run["agent"], run["learner"]
-    (tmp_path / "run.json").write_text(json.dumps(run))
-    loaded = load(tmp_path)
-    assert loaded.agent == agent.agent
-    assert loaded.evaluate(2).returns == agent.evaluate(2).returns
 
 
 def test_a_checkpoint_from_which_training_started_is_not_needed_to_load(tmp_path):
