@@ -16,8 +16,7 @@ from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
 import pytorchrl
-from pytorchrl.agent.meanings import HOMES, Here
-from pytorchrl.agent.names_elsewhere import ELSEWHERE, OF_OTHER_LIBRARIES
+from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere, of_other_libraries
 from pytorchrl.agent.option_values.text import form_of, to_python
 from pytorchrl.cli.parsing import flag_of, titles, values_of
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
@@ -74,7 +73,7 @@ class NamesTable(Directive):
     def run(self) -> list[nodes.Node]:
         """Return the nodes of the table."""
         rows = [((name,), _meaning(here), _marked(_sentence(here.note)) if here.note else "")
-                for name in OF_OTHER_LIBRARIES for here in ELSEWHERE[name]]
+                for name in of_other_libraries() for here in elsewhere()[name]]
         return [_table(("Elsewhere", "Here", "Remark"), (25, 40, 35), rows)]
 
 

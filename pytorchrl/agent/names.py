@@ -13,8 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
-from pytorchrl.agent.meanings import HOMES, Here
-from pytorchrl.agent.names_elsewhere import ELSEWHERE
+from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere
 from pytorchrl.errors import ConfigError
 
 P = ParamSpec("P")
@@ -46,7 +45,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
         return found
     if same := [shown for shown, (_, own) in known.items() if own == name]:
         return _did_you_mean(same, None, show)
-    if meanings := ELSEWHERE.get(name):
+    if meanings := elsewhere().get(name):
         return f"; {_elsewhere(meanings, {home for home, _ in known.values()})}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     return _did_you_mean(near, None, show) if near else ""
@@ -57,7 +56,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
     If `known` contains no such option, return "".
     """
-    for here in ELSEWHERE.get(name, ()):
+    for here in elsewhere().get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)
     return ""

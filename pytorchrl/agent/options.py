@@ -235,7 +235,7 @@ class Part:
     """
 
     home: ClassVar[str]
-    """The kind of part, a key of `meanings.HOMES`."""
+    """The kind of part, a key of `names_elsewhere.HOMES`."""
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:

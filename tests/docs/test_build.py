@@ -11,7 +11,7 @@ import pytest
 
 import pytorchrl
 from pytorchrl.agent.algorithms.registry import registered
-from pytorchrl.agent.names_elsewhere import OF_OTHER_LIBRARIES
+from pytorchrl.agent.names_elsewhere import of_other_libraries
 from pytorchrl.scheme.options.settings import known_keywords
 from tests.conftest import ROOT
 
@@ -89,7 +89,7 @@ def test_options_page_lists_every_option(site):
         assert f">{name}</span>" in page, name
     for name in inspect.signature(pytorchrl.Scheme).parameters:
         assert not (name.endswith("_factory") and f">{name}</span>" in page), name
-    for name in OF_OTHER_LIBRARIES:
+    for name in of_other_libraries():
         assert f">{name}</span>" in page, name
     # Only `train` and the command line have the option `preset`.
     assert ">preset</span>" not in page

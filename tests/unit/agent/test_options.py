@@ -12,7 +12,7 @@ import pytest
 
 import pytorchrl
 from pytorchrl import PPO
-from pytorchrl.agent.meanings import HOMES
+from pytorchrl.agent.names_elsewhere import HOMES
 from pytorchrl.agent.options import Factory, Options, build_options, option
 from pytorchrl.agent.schedules import Schedule, linear
 from pytorchrl.errors import ConfigError, FactoryError

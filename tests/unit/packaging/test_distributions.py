@@ -68,8 +68,9 @@ def test_the_wheel_contains_only_the_package(built):
         metadata = archive.read(f"pytorchrl-{pytorchrl.__version__}.dist-info/METADATA").decode()
     required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
     assert core_requirements(required) == {normal(line) for line in lines_of("requirements.txt")}
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pytorchrl").rglob("*.py")}
-    assert sources | {"pytorchrl/py.typed"} <= names
+    in_package = {path for path in project_files() if path.startswith("pytorchrl/")}
+    assert {"pytorchrl/py.typed", "pytorchrl/agent/names_elsewhere.json"} <= in_package
+    assert in_package <= names
     assert not [name for name in names if not name.startswith("pytorchrl")]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +26,8 @@ from pytorchrl import (
     train,
 )
 from pytorchrl.agent.names import checked_names, options_of, suggestion
-from pytorchrl.agent.meanings import HOMES
-from pytorchrl.agent.names_elsewhere import ELSEWHERE, OF_OTHER_LIBRARIES
+from pytorchrl.agent import names_elsewhere
+from pytorchrl.agent.names_elsewhere import HOMES, elsewhere, libraries, of_other_libraries
 from pytorchrl.cli import main
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.training.composition import known_names, option_specs
@@ -33,6 +35,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import known_keywords
 
+ELSEWHERE = elsewhere()
 PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2", "OnPolicyActor", "OffPolicyActor",
               "QActor", "GAEBuffer",
               "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer", "VecEnv",
@@ -62,6 +65,16 @@ def message_of(function, *arguments, **options):
     with pytest.raises(ConfigError) as caught:
         function(*arguments, **options)
     return str(caught.value)
+
+
+def test_each_name_stands_in_one_section():
+    def unique(pairs):
+        names = [name for name, _ in pairs]
+        assert sorted(names) == sorted(set(names))
+        return dict(pairs)
+    sections = json.loads(Path(names_elsewhere.__file__).with_suffix(".json").read_text(encoding="utf-8"),
+                          object_pairs_hook=unique)
+    assert len(ELSEWHERE) == sum(map(len, sections.values())) == sum(map(len, libraries().values())) > 300
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -123,7 +136,7 @@ def test_a_scheme_translates_every_name(agent, preset):
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "dqn", "sac", "r2d2"])
 def test_train_translates_every_name(algorithm):
     known, problems = known_names(algorithm), []
-    for name in OF_OTHER_LIBRARIES:
+    for name in of_other_libraries():
         if name in known:
             continue
         hint = suggestion(name, known)
