@@ -1,14 +1,21 @@
-"""The base class of all workers, and enums for settings of a scheme."""
+"""The base class of all workers, and the context in which they are built."""
 
 from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.transport.link import Peer
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme.transport.messages import Weights
 
 
 def check_timeout(value: object) -> None:
@@ -39,16 +46,43 @@ def keep_freed_memory() -> None:
     np.empty(_LARGEST_BLOCK, np.uint8)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """The surroundings in which a worker is built, which do not depend on the class of the worker.
+
+    Attributes:
+        runtime: The runtime in which the worker runs, and in which it starts the workers below it.
+        incarnation: 0 for the first worker with an index; each replacement has a larger number.
+        num_threads: PyTorch threads of the worker's process; None does not change them.
+        journal: The journal of the gradient worker whose process the worker shares; None: the worker has its own.
+        initial_weights: Weights to start from; None keeps the actor's own initialization.
+    """
+
+    runtime: Runtime = field(default_factory=ThreadRuntime)
+    incarnation: int = 0
+    num_threads: int | None = None
+    journal: Journal | None = None
+    initial_weights: Weights | None = None
+
+    @classmethod
+    def within(cls, runtime: Runtime | None) -> Context:
+        """Return the default context in a runtime; None: threads."""
+        return cls() if runtime is None else cls(runtime=runtime)
+
+
 class Worker(Peer):
     """The base class of all workers of a tree.
 
     Args:
         index_worker: Index in the worker set: 0 for the local worker, 1..N for remote workers.
+        num_threads: PyTorch threads of this process; None does not change them.
     """
 
-    def __init__(self, index_worker: int) -> None:
+    def __init__(self, index_worker: int, num_threads: int | None = None) -> None:
         self.index_worker = index_worker
         keep_freed_memory()
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
 
     def ready(self) -> object:
         """Return once this worker is built. An override may also wait until the workers below this worker are built."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar, cast
 
 from pytorchrl.errors import RayDiedError, StartError, StartTimeoutError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime import Handle, Runtime
-from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.runtime import Handle
+from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.transport.link import measure_links
 from pytorchrl.support.untyped import OptionValue
 
@@ -27,15 +28,15 @@ class WorkerSet(Generic[W]):
         worker_params: Keyword arguments for all workers.
         remote_config: Resources of each remote worker.
         num_workers: Number of remote workers, N.
-        runtime: The runtime of the remote workers.
         name: Prefix of the workers' names in errors and logs.
-        local_params: Further keyword arguments for the local worker.
+        local_params: Further keyword arguments for the local worker, among them its `context`.
         remote_params: Further keyword arguments for remote workers.
+        context: The context of the remote workers. Its `incarnation` is that of the first worker at each index; each
+            replacement increases this number by 1.
         first_index: Index of the first remote worker; the following workers have the following indices.
-        first_incarnation: Incarnation of the first worker at each index; each replacement increases this number by 1.
 
     Attributes:
-        worker_class, worker_params: As given.
+        worker_class: As given.
         remote_config, num_workers: As given; `resize` changes these values.
     """
 
@@ -45,20 +46,25 @@ class WorkerSet(Generic[W]):
     """Class of the remote workers; None: `worker_class`. The annotated type of `remote_workers()` is not affected."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, OptionValue],  # noqa: PLR0913
-                 remote_config: Mapping[str, float], num_workers: int, *, runtime: Runtime, name: str,
+                 remote_config: Mapping[str, float], num_workers: int, *, name: str,
                  local_params: Mapping[str, OptionValue], remote_params: Mapping[str, OptionValue],
-                 first_index: int = 1, first_incarnation: int = 0) -> None:
-        self.worker_class, self.worker_params = worker_class, dict(worker_params)
+                 context: Context, first_index: int = 1) -> None:
+        self.worker_class, self._params = worker_class, dict(worker_params)
         self.remote_config, self.num_workers = dict(remote_config), num_workers
-        self._runtime = runtime
-        self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
+        self._context, self._runtime = context, context.runtime
+        self._local = worker_class(index_worker=0, **self._params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
-        self._first_index, self._first_incarnation = first_index, first_incarnation
+        self._first_index = first_index
         # Incarnation of the latest worker at each index, including indices that `resize` has removed.
-        self._incarnations = [first_incarnation] * num_workers
+        self._incarnations = [context.incarnation] * num_workers
         self._links_s: list[float] = []  # for each remote worker, the seconds to send a byte; empty until measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
+
+    @property
+    def worker_params(self) -> Mapping[str, OptionValue]:
+        """Keyword arguments of all workers."""
+        return self._params
 
     def incarnation(self, place: int) -> int:
         """Return the incarnation of worker `place` of `remote_workers()`; each replacement increases it by 1."""
@@ -78,8 +84,8 @@ class WorkerSet(Generic[W]):
 
     def _start(self, place: int) -> Handle[W]:
         index = self._first_index + place
-        params = {"index_worker": index, **self.worker_params, **self._remote_params,
-                  "incarnation": self._incarnations[place]}
+        params = {"index_worker": index, **self._params, **self._remote_params,
+                  "context": replace(self._context, incarnation=self._incarnations[place])}
         remote_class = cast("type[W]", self.remote_class or self.worker_class)
         return self._runtime.start_actor(
             remote_class, params, name=f"{self._name}{index}", resources=self.remote_config)
@@ -112,7 +118,7 @@ class WorkerSet(Generic[W]):
             if place < len(self._incarnations):
                 self._incarnations[place] += 1
             else:
-                self._incarnations.append(self._first_incarnation)
+                self._incarnations.append(self._context.incarnation)
             self._remote.append(self._start(place))
             self._send_link(place)
         self.num_workers = num_workers

@@ -16,8 +16,8 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import VecEnv, check_finite
 from pytorchrl.agent.seeding import Stream, derive_seed, with_own_draws
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
-from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.runtime import Journal
+from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
@@ -146,12 +146,8 @@ class CWorker(Worker):
         recipe: Agent, options and seed of all collection workers; the result of `CWorkerSet.create_factory`.
         index_parent: Index of the gradient worker.
         role: The job of this worker.
-        initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: Device of the actor; see `check_device`.
-        incarnation: 0 for the first worker with this index; each replacement has a larger number.
-        num_threads: PyTorch threads of this process; None does not change them.
-        runtime: The runtime in which the worker runs; None: threads.
-        journal: Journal of the gradient worker, for a local worker; None: a new journal.
+        context: Runtime, incarnation and other surroundings of the worker; None: the defaults.
 
     Attributes:
         actor, algo, storage: The agent's parts.
@@ -160,14 +156,11 @@ class CWorker(Worker):
         version: Number of updates that led to the current weights.
     """
 
-    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,  # noqa: PLR0913
-                 role: Role = Role.COLLECTOR, initial_weights: Weights | None = None, device: str | None = None,
-                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None,
-                 journal: Journal | None = None) -> None:
-        super().__init__(index_worker)
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        runtime = runtime or ThreadRuntime()
+    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,
+                 role: Role = Role.COLLECTOR, device: str | None = None, context: Context | None = None) -> None:
+        context = context or Context()
+        super().__init__(index_worker, context.num_threads)
+        runtime, incarnation = context.runtime, context.incarnation
         device = check_device(device, runtime.own_gpus(), "col_device")
         path, envs = (index_parent, index_worker, incarnation), recipe.train_envs_factory
         self.index_parent, self.num_envs = index_parent, envs.num_envs
@@ -177,12 +170,12 @@ class CWorker(Worker):
         self.algo.take_place(*recipe.place_of(index_parent, index_worker))
         self._make_storage = functools.partial(recipe.make_storage, device, self.actor, self.algo)
         self.storage: UserPart = self._make_storage(path)
-        self._make_envs = recipe.env_maker(path, num_threads)
+        self._make_envs = recipe.env_maker(path, context.num_threads)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
         self._envs_restarted = 0  # number of environments that were restarted before the latest `reseed`
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
-        self.journal = journal or Journal()
+        self.journal = context.journal or Journal()
         self._snapshot: Weights | None = None
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
@@ -197,8 +190,8 @@ class CWorker(Worker):
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
-        if initial_weights is not None:
-            self.set_weights(initial_weights)
+        if context.initial_weights is not None:
+            self.set_weights(context.initial_weights)
 
     @property
     def collected_steps(self) -> int:

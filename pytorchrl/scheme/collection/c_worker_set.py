@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import WorkerLostError
-from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
+from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.base.worker import Context
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker, Role
 from pytorchrl.scheme.collection.central_inference import Inference
@@ -16,18 +17,10 @@ from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.options.base import (
-    ASYNC,
-    CENTRAL,
-    PARALLEL,
-    SYNC,
-    Communication,
-    Execution,
-    check_execution,
     from_keywords,
 )
-from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
+from pytorchrl.scheme.options.collection import CWorkerOptions, OnArrivalOptions, ReplayCWorkerOptions
 from pytorchrl.scheme.options.keywords import CollectionKeywords, refuse_other_levels
-from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:
@@ -55,13 +48,9 @@ class CWorkerSet(WorkerSet[CWorker]):
         factory: Recipe of the set.
         index_parent: Index of the gradient worker.
         local_device: Device of the local worker and of the gradient worker.
-        runtime: Runtime of the remote workers; None: threads.
-        col_execution: "Central" or "Parallel" collection.
-        col_communication: "synchronous" or "asynchronous" collection.
-        initial_weights: Weights with which all workers start; None: the actor's own initialization.
         collects: Whether the set collects; False if its gradient worker only stores the current parameters.
-        first_incarnation: Incarnation with which each worker starts; above 0 if the gradient worker is a replacement.
-        journal: Journal of the gradient worker, which the local worker shares.
+        context: Runtime of the remote workers, journal of the gradient worker, which the local worker shares, initial
+            weights and incarnation of all workers; None: the defaults.
 
     Attributes:
         index_parent: As given.
@@ -75,17 +64,13 @@ class CWorkerSet(WorkerSet[CWorker]):
     Options: TypeAlias = CWorkerOptions
     ReplayOptions: TypeAlias = ReplayCWorkerOptions
 
-    def __init__(self, factory: CWorkerSetFactory, index_parent: int = 0,  # noqa: PLR0913
-                 local_device: str | None = None, *, runtime: Runtime | None = None,
-                 col_execution: Execution | str = CENTRAL, col_communication: Communication | str = SYNC,
-                 initial_weights: Weights | None = None, collects: bool = True,
-                 first_incarnation: int = 0, journal: Journal | None = None) -> None:
-        runtime, options = runtime or ThreadRuntime(), factory.options
-        parallel = check_execution("col", col_execution, options.num_workers) is PARALLEL
-        asynchronous = Communication(col_communication) is ASYNC
+    def __init__(self, factory: CWorkerSetFactory, index_parent: int = 0, local_device: str | None = None, *,
+                 collects: bool = True, context: Context | None = None) -> None:
+        context, options = context or Context(), factory.options
+        runtime, parallel, asynchronous = context.runtime, options.is_parallel, isinstance(options, OnArrivalOptions)
         self.runtime, self.index_parent = runtime if parallel else runtime.in_process(), index_parent
         self.is_parallel = parallel
-        params = {"recipe": factory, "index_parent": index_parent, "runtime": self.runtime}
+        params = {"recipe": factory, "index_parent": index_parent}
         is_central = options.infers_centrally and parallel and asynchronous
         has_twin = asynchronous and not parallel
         gpus = runtime.own_gpus()  # GPUs of this process; each remote worker determines its own GPUs
@@ -97,18 +82,19 @@ class CWorkerSet(WorkerSet[CWorker]):
             self.remote_class = EnvWorker
         num_threads = factory.num_threads if options.col_num_threads is None else options.col_num_threads
         super().__init__(
-            CWorker, params, {} if has_twin else options.col_worker_resources, num_remote, runtime=self.runtime,
+            CWorker, params, {} if has_twin else options.col_worker_resources, num_remote,
             name=f"GWorker {index_parent}/CWorker ", first_index=0 if has_twin else 1,
-            first_incarnation=first_incarnation,
-            local_params={"role": role, "device": local_device, "incarnation": first_incarnation, "journal": journal,
-                          "initial_weights": initial_weights},
-            remote_params={**({} if has_twin else {"num_threads": num_threads}),
-                           **({} if is_central else {"device": col_device, "initial_weights": initial_weights})})
+            local_params={"role": role, "device": local_device,
+                          "context": replace(context, runtime=self.runtime, num_threads=None)},
+            remote_params={} if is_central else {"device": col_device},
+            context=Context(runtime=self.runtime, incarnation=context.incarnation,
+                            num_threads=None if has_twin else num_threads,
+                            initial_weights=None if is_central else context.initial_weights))
         self.inference: Inference | None = None
         if is_central and num_remote:
             actor = CWorker(
                 1, factory, index_parent, role=Role.SERVER, device=options.col_device or local_device,
-                incarnation=first_incarnation, runtime=runtime.in_process(), initial_weights=initial_weights)
+                context=replace(context, runtime=runtime.in_process(), num_threads=None, journal=None))
             self.inference = Inference(
                 actor, lambda place: actor.new_builder((index_parent, 1 + place, self.incarnation(place))),
                 options.inference_batch)
@@ -129,7 +115,7 @@ class CWorkerSet(WorkerSet[CWorker]):
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
         """Return a copy of the set's recipe with another value of `num_col_workers`."""
-        recipe: CWorkerRecipe = self.worker_params["recipe"]
+        recipe: CWorkerRecipe = self._params["recipe"]
         return replace(recipe, options=replace(recipe.options, num_col_workers=num_col_workers))
 
     def close_from(self, place: int) -> list[tuple[int, int] | None]:
@@ -148,7 +134,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         the index.
         """
         recipe = self.recipe_for(num_col_workers)
-        self.worker_params["recipe"], number = recipe, recipe.num_workers_of(self.index_parent)
+        self._params["recipe"], number = recipe, recipe.num_workers_of(self.index_parent)
         for place, handle in enumerate(self.remote_workers()[:number] if self.inference is None else ()):
             handle.submit(CWorker.take_place, *recipe.place_of(self.index_parent, 1 + place))
         self.resize(number, resources)
@@ -196,13 +182,8 @@ class CWorkerSet(WorkerSet[CWorker]):
 class CWorkerSetFactory(CWorkerRecipe):
     """A recipe that can be called; each call builds the collection workers of one gradient worker."""
 
-    def __call__(self, index_parent: int = 0, local_device: str | None = None,  # noqa: PLR0913
-                 runtime: Runtime | None = None, *,
-                 col_execution: Execution | str = CENTRAL, col_communication: Communication | str = SYNC,
-                 initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
-                 journal: Journal | None = None) -> CWorkerSet:
-        """Build a set; a gradient worker passes most of the arguments, which `CWorkerSet` describes."""
-        return CWorkerSet(
-            self, index_parent, local_device, runtime=runtime, col_execution=col_execution,
-            col_communication=col_communication, initial_weights=initial_weights, collects=collects,
-            first_incarnation=first_incarnation, journal=journal)
+    def __call__(self, index_parent: int = 0, local_device: str | None = None, runtime: Runtime | None = None, *,
+                 collects: bool = True, context: Context | None = None) -> CWorkerSet:
+        """Build a set; `CWorkerSet` describes the arguments. `runtime` is ignored if there is a `context`."""
+        return CWorkerSet(self, index_parent, local_device, collects=collects,
+                          context=context or Context.within(runtime))

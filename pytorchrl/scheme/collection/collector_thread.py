@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
@@ -23,7 +23,12 @@ from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.options.base import ASYNC, Communication, Execution, options_of
-from pytorchrl.scheme.options.collection import CollectorOptions
+from pytorchrl.scheme.options.collection import (
+    AsynchronousCollection,
+    Collection,
+    CollectorOptions,
+    SynchronousCollection,
+)
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
@@ -32,6 +37,32 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
 class DrainingError(StoppedError):
     """The gradient worker is about to be drained, so the learner must not wait for more data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorSetup:
+    """The options of a collector thread, and the objects to which it is connected.
+
+    Attributes:
+        options: Options of collection.
+        destination: Receiver of the rollouts: a sample queue, or replay; None: a new queue.
+        closing: Event that is set to end collection; None: a new event.
+        runtime: Runtime of the remote workers.
+        ledger: The gradient worker's ledger.
+        supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
+        compress_weights_to_send: Codec of weights that are sent to remote workers.
+        inference: The parts of central inference: one actor chooses the actions, and the remote workers only step
+            environments. None: each remote worker chooses its own actions.
+    """
+
+    options: Collection
+    destination: Destination | None = None
+    closing: threading.Event | None = None
+    runtime: Runtime = field(default_factory=ThreadRuntime)
+    ledger: Ledger = field(default_factory=Ledger)
+    supervisor: Supervisor | None = None
+    compress_weights_to_send: Wanted = False
+    inference: Inference | None = None
 
 
 class CollectorThread(threading.Thread):
@@ -50,17 +81,8 @@ class CollectorThread(threading.Thread):
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
         broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
-        collection: Options of collection, which replace the previous four arguments. Their class inherits from
-            `Options` and from either `Barrier.Options` or `OnArrival.Options`. None: the previous four arguments apply,
-            and all other options have their defaults.
-        destination: Receiver of the rollouts: a sample queue, or replay; None: a new queue.
-        closing: Event that is set to end collection; None: a new event.
-        runtime: Runtime of the remote workers; None: threads.
-        ledger: The gradient worker's ledger; None: a new ledger.
-        supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
-        compress_weights_to_send: Codec of weights that are sent to remote workers.
-        inference: The parts of central inference: one actor chooses the actions, and the remote workers only step
-            environments. None: each remote worker chooses its own actions.
+        setup: Options of collection, and the objects to which the thread is connected, in place of the previous four
+            arguments. None: built from these arguments.
 
     Attributes:
         stopped: Whether collection is ending or has ended.
@@ -75,37 +97,34 @@ class CollectorThread(threading.Thread):
 
     Options: TypeAlias = CollectorOptions
 
-    def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913
+    def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
                  col_communication: Communication | str = "synchronous", col_execution: Execution | str = "Central",
                  broadcast_interval: int = OnArrival.Options.broadcast_interval, *,
-                 collection: CollectorThread.Options | None = None,
-                 destination: Destination | None = None, closing: threading.Event | None = None,
-                 runtime: Runtime | None = None,
-                 ledger: Ledger | None = None, supervisor: Supervisor | None = None,
-                 compress_weights_to_send: Wanted = False, inference: Inference | None = None) -> None:
+                 setup: CollectorSetup | None = None) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
-        Execution(col_execution)
-        if collection is None:
-            collection = _Rounds(col_fraction_workers=col_fraction_workers)
-            if Communication(col_communication) is ASYNC:
-                collection = _Stream(broadcast_interval=broadcast_interval)
+        if setup is None:
+            Execution(col_execution)  # the remote workers determine where collection runs
+            is_async = Communication(col_communication) is ASYNC
+            setup = CollectorSetup(options=AsynchronousCollection(broadcast_interval=broadcast_interval) if is_async
+                                   else SynchronousCollection(col_fraction_workers=col_fraction_workers))
+        collection = setup.options
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
-        self._runtime = runtime or ThreadRuntime()
-        self._closing = self._runtime.make_event() if closing is None else closing
-        self._destination = destination or RolloutQueue(self._runtime, self._closing)
+        self._runtime = setup.runtime
+        self._closing = self._runtime.make_event() if setup.closing is None else setup.closing
+        self._destination = setup.destination or RolloutQueue(self._runtime, self._closing)
         self.queue = self._destination.queue
         self._watch = Stopwatch(self._runtime.now)
-        self._ledger, self._journal = ledger or Ledger(), local_worker.journal
-        self.supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime,
-                                                   Supervisor.Options(on_worker_failure="raise"))
+        self._ledger, self._journal = setup.ledger, local_worker.journal
+        self.supervisor = setup.supervisor or Supervisor(
+            remote_workers, lambda place: None, self._runtime, Supervisor.Options(on_worker_failure="raise"))
         self._is_async = isinstance(collection, OnArrival.Options)
         self.broadcast_interval, interval, max_delay = 1, 1, None
         if isinstance(collection, OnArrival.Options):
             self.broadcast_interval, max_delay = collection.broadcast_interval, collection.max_weight_sync_delay
             interval = collection.longest_interval
-        self._inference = inference
-        compression = Compression.of(WEIGHTS, compress_weights_to_send)
+        self._inference = inference = setup.inference
+        compression = Compression.of(WEIGHTS, setup.compress_weights_to_send)
         readers, their_runtime = remote_workers, self._runtime
         if inference is not None:  # only the actor in this process receives weights
             their_runtime, compression = self._runtime.in_process(), None
@@ -308,13 +327,3 @@ class CollectorThread(threading.Thread):
         for index in sorted(self.supervisor.gone):
             self._runtime.kill(self.remote_workers[index], 0.0)
         self.strategy.finish(timeout_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rounds(CollectorThread.Options, Barrier.Options):
-    """Options of synchronous collection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stream(CollectorThread.Options, OnArrival.Options):
-    """Options of asynchronous collection."""

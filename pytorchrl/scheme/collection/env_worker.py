@@ -11,8 +11,7 @@ import numpy as np
 
 from pytorchrl.agent.data import Arrays, Step
 from pytorchrl.agent.multi.data import MultiStep
-from pytorchrl.runtime import Runtime, ThreadRuntime
-from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.support.worker_names import collection_worker
 
@@ -61,16 +60,16 @@ class EnvWorker(Worker):
         index_worker: Index in the set of collection workers, from 1.
         recipe: Factories, options and seed, which all collection workers share.
         index_parent: Index of the gradient worker.
-        incarnation: 0 for the first worker with this index; each replacement has a larger number.
-        num_threads: Number of threads that a native vector environment may use; None: 1.
-        runtime: The runtime in which the worker runs; None: threads.
+        context: Runtime, incarnation and number of threads, which a native vector environment may use, too; None: the
+            defaults.
     """
 
-    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *, incarnation: int = 0,
-                 num_threads: int | None = None, runtime: Runtime | None = None) -> None:
+    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,
+                 context: Context | None = None) -> None:
         super().__init__(index_worker)
-        runtime = runtime or ThreadRuntime()
-        self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), num_threads)
+        context = context or Context()
+        runtime, incarnation = context.runtime, context.incarnation
+        self._make_envs = recipe.env_maker((index_parent, index_worker, incarnation), context.num_threads)
         self._envs = self._make_envs(seed=recipe.seed)
         self._envs_restarted = 0  # restarts before the latest `reseed`, which builds new environments
         self._reset_pending, self._is_closed = True, False

@@ -11,7 +11,7 @@ import torch
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
-from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.collection.collector_thread import CollectorSetup, CollectorThread
 from pytorchrl.scheme.collection.destination import Destination
 from pytorchrl.scheme.collection.resizing import Resizing
 from pytorchrl.scheme.collection.strategies import OnArrival
@@ -21,6 +21,7 @@ from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, Ro
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
+from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.staging import staging_for
@@ -34,11 +35,10 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.bad_batches import BadBatches
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.transport.encoder import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class GWorkerParts:
     """The parts of a gradient worker.
 
     Attributes:
@@ -62,21 +62,19 @@ class Parts:
     gradients: GradientComputer
 
 
-def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorkerSet | None,
-             collection: CollectorThread.Options, supervision: Supervisor.Options, runtime: Runtime, *,
-             compress_weights_to_send: Wanted, point: Callable[[str], bool] | None) -> Parts:
+def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, replay_workers: RWorkerSet | None,
+             runtime: Runtime, point: Callable[[str], bool] | None) -> GWorkerParts:
     """Build the parts of a gradient worker.
 
     Args:
         index_worker: Index of the gradient worker.
+        recipe: The recipe of the gradient worker, with all options.
         col_workers: Set of collection workers.
         replay_workers: Set of replay shards; None: no replay shards.
-        collection: Options of collection.
-        supervision: Options for lost workers.
         runtime: The gradient worker's runtime, which provides the clock.
-        compress_weights_to_send: Codec of weights that are sent to collection workers.
         point: Function that returns whether to inject a fault at a named point of the code; None: no faults.
     """
+    collection = recipe.collection
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)
     plan = plan_batches(collection, worker, len(remote), warns=index_worker == 0)
@@ -87,13 +85,14 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
     destination: Destination = samples
     shards = None
     if replay_workers is not None:
-        shards = make_shards(replay_workers, ledger, worker, collection, supervision)
+        shards = make_shards(replay_workers, ledger, worker, collection, recipe.supervision)
         destination = ReplayDestination(shards, runtime, closing)
     collector = CollectorThread(
-        index_worker, worker, remote, collection=collection, destination=destination, closing=closing,
-        runtime=col_runtime, ledger=ledger, compress_weights_to_send=compress_weights_to_send,
-        inference=col_workers.inference,
-        supervisor=Supervisor(remote, col_workers.replace, col_runtime, supervision, seed=index_worker))
+        index_worker, worker, remote, setup=CollectorSetup(
+            options=collection, destination=destination, closing=closing, runtime=col_runtime, ledger=ledger,
+            compress_weights_to_send=recipe.compress_weights_to_send if collection.is_parallel else False,
+            inference=col_workers.inference,
+            supervisor=Supervisor(remote, col_workers.replace, col_runtime, recipe.supervision, seed=index_worker)))
     strategy = collector.strategy
     if col_workers.is_parallel and isinstance(strategy, RemoteStrategy):
         collector.resizing = Resizing(
@@ -120,6 +119,6 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
         staging=staging, draws_ahead=is_kept and not worker.storage.has_priorities)
     keep = options_of(GWorkerOptions, collection).keep_bad_batches
     bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
-    return Parts(
+    return GWorkerParts(
         ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,
         gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group, bad_batches, point))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -12,25 +13,22 @@ import torch
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import CallOrderError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
-from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.runtime import WorkersPart
+from pytorchrl.scheme.base.worker import Context, Worker
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients import microbatch as micro
 from pytorchrl.scheme.gradients.assembly import assemble
-from pytorchrl.scheme.gradients.error_parts import errors_carry_part
 from pytorchrl.scheme.gradients.gradient_computer import not_finite
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors
-from pytorchrl.scheme.gradients.saved_state import restore_state, state_of
+from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
-from pytorchrl.scheme.options.base import Communication, Execution
+from pytorchrl.scheme.options.base import ASYNC, SYNC, Communication, Execution
 from pytorchrl.scheme.options.gradients import GWorkerOptions
-from pytorchrl.scheme.options.settings import default_collection
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
-from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
 from pytorchrl.support.untyped import StateDict
 
@@ -41,28 +39,44 @@ _STOP_TIMEOUT_S = 5.0
 
 __all__ = ["CollectorThread", "GWorker"]
 
+W = TypeVar("W", bound="GWorker")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Decorate a worker's method so that an error of the method carries the journal's new events, as `error.part`.
+
+    A successful call returns these events in its result, but a failed call has no result. The events are the result
+    of `take_part`.
+    """
+    @functools.wraps(method)
+    def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.index_worker > 0:  # the update worker reads the journal of the local worker (index 0) directly
+                error.part = self.take_part()  # type: ignore[attr-defined]
+            raise
+
+    return call
+
 
 class GWorker(Worker):
     """A worker that computes gradients from the data of its collection workers.
 
     Args:
         index_worker: Index in the set: 0 is local to the update worker, 1..N are remote.
-        col_workers_factory: Factory of the set of collection workers.
+        col_workers_factory: Factory of the set of collection workers; or a `GWorkerRecipe`, which contains this
+            factory, all options of the worker, and the factory of the replay shards. The recipe takes the place of the
+            next four arguments.
         col_communication: "synchronous" or "asynchronous" collection.
         compress_grads_to_send: Codec of gradients; see `GWorkerSet.Options`.
         col_execution: "Central" or "Parallel" collection.
         col_fraction_workers: Share of the collection workers that must finish a round before the others are preempted.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
-        collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
-            None: built from the arguments above, with defaults for all other options.
-        supervision: Options for lost workers; None: defaults.
-        runtime: Runtime of the remote collection workers; None: threads.
-        collects: False for a worker that only provides parameters and applies gradients.
-        num_threads: PyTorch threads of this process; None does not change them.
-        incarnation: 0 for the first worker with this index; each replacement has a larger number.
-        compress_weights_to_send: Codec of weights that are sent to collection workers.
-        replay_workers_factory: Factory of the set of replay shards; None: no replay shards.
+        context: Runtime of the remote collection workers, incarnation and number of threads; None: the defaults.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -78,41 +92,35 @@ class GWorker(Worker):
 
     Options: TypeAlias = GWorkerOptions
 
-    def __init__(self, index_worker: int, col_workers_factory: Callable[..., CWorkerSet],  # noqa: PLR0913
-                 col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
+    def __init__(self, index_worker: int, col_workers_factory: CWorkerSetFactory | GWorkerRecipe,  # noqa: PLR0913
+                 col_communication: Communication | str = "synchronous", compress_grads_to_send: bool | str = False,
                  col_execution: Execution | str = "Central",
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
                  initial_weights: Weights | None = None, device: str | None = None, *,
-                 collection: CollectorThread.Options | None = None,
-                 supervision: Supervisor.Options | None = None, runtime: Runtime | None = None, collects: bool = True,
-                 num_threads: int | None = None, incarnation: int = 0, compress_weights_to_send: Wanted = False,
-                 replay_workers_factory: Callable[..., RWorkerSet] | None = None) -> None:
-        super().__init__(index_worker)
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        if collection is None:
-            collection = default_collection(Communication(col_communication), col_fraction_workers,
-                                            has_shards=replay_workers_factory is not None)
-        is_async = isinstance(collection, OnArrival.Options)
-        self.col_communication = Communication.ASYNC if is_async else Communication.SYNC
-        self.compress_grads_to_send, self._incarnation = compress_grads_to_send, incarnation
-        self._runtime = runtime or ThreadRuntime()
-        self.encoder: Encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
-        self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
-        self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
-        self.col_workers = col_workers_factory(
-            index_parent=index_worker, local_device=device, runtime=self._runtime,
-            col_execution=col_execution, col_communication=self.col_communication, initial_weights=initial_weights,
-            collects=collects, first_incarnation=_INCARNATIONS * incarnation, journal=self._journal)
+                 context: Context | None = None) -> None:
+        context = context or Context(initial_weights=initial_weights)
+        super().__init__(index_worker, context.num_threads)
+        recipe = col_workers_factory
+        if not isinstance(recipe, GWorkerRecipe):
+            recipe = GWorkerRecipe.from_arguments(
+                recipe, {"compress_grads_to_send": compress_grads_to_send},
+                {"col_execution": col_execution, "col_communication": col_communication,
+                 "col_fraction_workers": col_fraction_workers})
+        self.col_communication = ASYNC if isinstance(recipe.collection, OnArrival.Options) else SYNC
+        self.compress_grads_to_send, self._incarnation = recipe.options.compress_grads_to_send, context.incarnation
+        self._runtime = context.runtime
+        self.encoder: Encoder = Encoder(recipe.compression, self._runtime.now)
+        self._point = self._runtime.points(f"GWorker {index_worker}", context.incarnation)
+        self._journal = self._runtime.journal(f"GWorker {index_worker}", context.incarnation)
+        collects = index_worker > 0 or not recipe.options.is_parallel  # else it only stores the current parameters
+        below = replace(context, incarnation=_INCARNATIONS * context.incarnation, journal=self._journal)
+        self.col_workers = recipe.col_workers_factory(index_worker, device, collects=collects, context=below)
         self.local_worker, self.remote_workers = self.col_workers.local_worker(), self.col_workers.remote_workers()
         self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
         self.replay_workers: RWorkerSet | None = None
-        if replay_workers_factory is not None and collects:
-            self.replay_workers = replay_workers_factory(
-                index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
-        parts = assemble(
-            index_worker, self.col_workers, self.replay_workers, collection, supervision or Supervisor.Options(),
-            self._runtime, compress_weights_to_send=compress_weights_to_send, point=self._point)
+        if recipe.replay_workers_factory is not None and collects:
+            self.replay_workers = recipe.replay_workers_factory(index_worker, context=below)
+        parts = assemble(index_worker, recipe, self.col_workers, self.replay_workers, self._runtime, self._point)
         self.ledger, self.stats, self._group, self._plan = parts.ledger, parts.stats, parts.group, parts.plan
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
@@ -407,12 +415,28 @@ class GWorker(Worker):
         return self._incarnation, self.ledger.snapshot()
 
     def state(self) -> StateDict:
-        """Return this worker's state for a checkpoint; call `drain` before. See `saved_state.state_of`."""
-        return state_of(self)
+        """Return this worker's state for a checkpoint; call `drain` before.
+
+        The state contains the replay data, the ledger, the incarnation of each collection worker (the number increases
+        by 1 when the worker is replaced), and the compression errors that the gradient codec will add to later
+        gradients (error feedback). Parameters and optimizers are saved by the update worker; random generators and
+        episodes are not saved.
+        """
+        # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.
+        shards = None if self.shards is None else self.shards.state()
+        return {"ledger": self.ledger.snapshot().saved(), "storage": self.storage.state_dict(), "shards": shards,
+                "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()},
+                "incarnations": self.col_workers.incarnations, "incarnation": self.local_worker.incarnation}
 
     def restore(self, state: StateDict) -> None:
         """Load a result of `state()`; call this method before anything is collected."""
-        restore_state(self, state)
+        self.ledger.restore(LedgerSnapshot.from_saved(**state["ledger"]))
+        self.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
+        self.storage.load_state_dict(state["storage"])
+        if self.shards is not None:
+            self.shards.restore(state["shards"])
+        self.col_workers.restore_incarnations(state["incarnations"])
+        self.local_worker.incarnation = state["incarnation"]
         self.batch_source.restored()
         self._collected_before = self.ledger.snapshot().collected
 

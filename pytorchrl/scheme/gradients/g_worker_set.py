@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import ConfigError, FactoryError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
+from pytorchrl.scheme.base.worker import Context
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.collection.strategies import Barrier
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.options.base import (
+    ASYNC,
+    SYNC,
     Communication,
     Execution,
-    as_keywords,
-    check_execution,
+    options_of,
     raise_all,
 )
-from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.collection import BarrierOptions, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.options.keywords import GradientKeywords, refuse_other_levels
-from pytorchrl.scheme.options.settings import collection_of
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
-from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.transport.encoder import GRADS, Compression
 from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import OptionValue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +52,6 @@ class GWorkerSet(WorkerSet[GWorker]):
             preempted.
         grad_worker_resources: Ray resources of each remote worker.
         compress_grads_to_send: Codec of gradients.
-        factory: Factory of the set, with all options; None: a factory that is created from the other arguments.
         runtime: Runtime of the remote workers; None: threads.
 
     Attributes:
@@ -68,33 +67,54 @@ class GWorkerSet(WorkerSet[GWorker]):
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: CWorkerSetFactory, col_fraction_workers: float,
                  grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool | str = False, *,
-                 factory: GWorkerSetFactory | None = None, runtime: Runtime | None = None) -> None:
+                 runtime: Runtime | None = None) -> None:
         runtime = runtime or ThreadRuntime()
-        if factory is None:
-            factory = self.create_factory(
-                num_workers, col_workers_factory, col_fraction_workers, col_execution, col_communication,
-                compress_grads_to_send, grad_worker_resources).placed(local_device, runtime)
-        self.index_parent, options, collection = index_parent, factory.options, factory.collection
-        num_remote = num_workers if options.is_parallel else 0
-        compression = Compression.of(GRADS, options.compress_grads_to_send)
-        params = {
-            "col_workers_factory": factory.col_workers_factory, "col_communication": Communication(col_communication),
-            "compress_grads_to_send": False if compression is None else compression,
-            "col_execution": Execution(col_execution), "col_fraction_workers": col_fraction_workers, "runtime": runtime,
-            "collection": collection, "supervision": factory.supervision,
-            "compress_weights_to_send": factory.compress_weights_to_send if collection.is_parallel else False,
-            "replay_workers_factory": factory.replay_workers_factory}
+        factory = self.create_factory(
+            num_workers, col_workers_factory, col_fraction_workers, col_execution, col_communication,
+            compress_grads_to_send, grad_worker_resources)
+        self._build(factory.placed(local_device, runtime), index_parent, local_device, runtime)
+
+    @classmethod
+    def from_recipe(cls, recipe: GWorkerRecipe, index_parent: int, local_device: str | None,
+                    runtime: Runtime) -> GWorkerSet:
+        """Build a set from a recipe in which all devices and resources are filled in; see `GWorkerSetFactory`."""
+        workers = cls.__new__(cls)
+        workers._build(recipe, index_parent, local_device, runtime)
+        return workers
+
+    def _build(self, recipe: GWorkerRecipe, index_parent: int, local_device: str | None, runtime: Runtime) -> None:
+        self.index_parent = index_parent
         super().__init__(
-            GWorker, params, options.grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
-            local_params={"device": local_device, "collects": not num_remote},
-            remote_params={"device": options.grad_device, "num_threads": factory.num_threads})
+            GWorker, {"col_workers_factory": recipe}, recipe.options.grad_worker_resources,
+            recipe.options.num_workers if recipe.options.is_parallel else 0, name="GWorker ",
+            local_params={"device": local_device, "context": Context(runtime=runtime)},
+            remote_params={"device": recipe.options.grad_device},
+            context=Context(runtime=runtime, num_threads=recipe.num_threads))
+
+    @property
+    def worker_params(self) -> dict[str, OptionValue]:
+        """The arguments of each `GWorker` that a user who builds one by hand would give, by name."""
+        recipe = self._recipe
+        collection = recipe.collection
+        return {
+            "col_workers_factory": recipe.col_workers_factory, "col_execution": collection.col_execution,
+            "col_communication": SYNC if isinstance(collection, SynchronousCollection) else ASYNC,
+            "col_fraction_workers": options_of(BarrierOptions, collection).col_fraction_workers,
+            "compress_grads_to_send": recipe.options.compress_grads_to_send}
+
+    @property
+    def _recipe(self) -> GWorkerRecipe:
+        recipe: GWorkerRecipe = self._params["col_workers_factory"]
+        return recipe
 
     def plan_resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Set the number and the resources of collection workers for gradient workers that start later."""
-        factory: CWorkerSetFactory = self.worker_params["col_workers_factory"]
-        self.worker_params["col_workers_factory"] = replace(factory, options=replace(
+        factory = self._recipe.col_workers_factory
+        options = replace(
             factory.options, num_col_workers=num_col_workers,
-            col_worker_resources=factory.options.col_worker_resources if resources is None else resources))
+            col_worker_resources=factory.options.col_worker_resources if resources is None else resources)
+        self._params["col_workers_factory"] = replace(
+            self._recipe, col_workers_factory=replace(factory, options=options))
 
     def plan_seed(self, seed: int) -> None:
         """Derive the seed of gradient workers that start later from `seed`, the seed of a resumed run.
@@ -102,10 +122,11 @@ class GWorkerSet(WorkerSet[GWorker]):
         A resumed run numbers incarnations from 0 again. With another seed, its replacements nevertheless do not repeat
         the random numbers of earlier workers.
         """
-        for name in ("col_workers_factory", "replay_workers_factory"):
-            if self.worker_params[name] is not None:
-                self.worker_params[name] = replace(
-                    self.worker_params[name], seed=derive_seed(seed, Stream.REPLACEMENT))
+        recipe, own = self._recipe, derive_seed(seed, Stream.REPLACEMENT)
+        shards = recipe.replay_workers_factory
+        self._params["col_workers_factory"] = replace(
+            recipe, col_workers_factory=replace(recipe.col_workers_factory, seed=own),
+            replay_workers_factory=None if shards is None else replace(shards, seed=own))
 
     @classmethod
     @brief_errors
@@ -142,50 +163,16 @@ class GWorkerSet(WorkerSet[GWorker]):
                 other.
             FactoryError: `col_workers_factory` or `replay_workers_factory` is not the result of `create_factory`.
         """
-        for name, given_factory, kind in (("col_workers_factory", col_workers_factory, CWorkerSetFactory),
-                                          ("replay_workers_factory", replay_workers_factory, RWorkerSetFactory)):
-            if not isinstance(given_factory, kind) and (given_factory is not None or kind is CWorkerSetFactory):
-                raise FactoryError(f"{name} must be the result of "
-                                   f"{kind.__name__.removesuffix('Factory')}.create_factory(...), got "
-                                   f"{given_factory!r}")
         refuse_other_levels("GWorkerSet.create_factory", options)
-        grad_device = options.pop("grad_device", None)
-        check_execution("col", col_execution, col_workers_factory.options.num_workers)
-        given = {**as_keywords(col_workers_factory.options), **options, "col_execution": col_execution,
-                 "col_communication": col_communication, "col_fraction_workers": col_fraction_workers}
-        if replay_workers_factory is not None:
-            given = {**as_keywords(replay_workers_factory.options), **given}
-        collection = collection_of(given)
-        own = cls.Options(num_grad_workers=num_workers, compress_grads_to_send=compress_grads_to_send,
-                          grad_worker_resources=grad_worker_resources, grad_device=grad_device)
-        factory = GWorkerSetFactory(own, collection, col_workers_factory, replay_workers_factory)
-        factory.check()
-        return factory
+        of_workers = {"num_grad_workers": num_workers, "compress_grads_to_send": compress_grads_to_send,
+                      "grad_worker_resources": grad_worker_resources, "grad_device": options.pop("grad_device", None)}
+        of_collection = {**options, "col_execution": col_execution, "col_communication": col_communication,
+                         "col_fraction_workers": col_fraction_workers}
+        return GWorkerSetFactory.from_arguments(col_workers_factory, of_workers, of_collection, replay_workers_factory)
 
 
-@dataclass(frozen=True)
-class GWorkerSetFactory:
-    """A factory of a set of gradient workers and of the worker sets below it.
-
-    Attributes:
-        options: Options of the set.
-        collection: Options that control how each gradient worker collects its data.
-        col_workers_factory: Factory of the collection workers.
-        replay_workers_factory: Factory of the replay shards; None: no replay shards.
-        supervision: Options for lost workers.
-        seed: Seed of the experiment.
-        num_threads: Number of PyTorch threads of each remote worker.
-        compress_weights_to_send: Codec of weights that gradient workers send to remote collection workers.
-    """
-
-    options: GWorkerSet.Options
-    collection: Collection
-    col_workers_factory: CWorkerSetFactory
-    replay_workers_factory: RWorkerSetFactory | None = None
-    supervision: Supervisor.Options = field(default_factory=Supervisor.Options)
-    seed: int = 0
-    num_threads: int = 1
-    compress_weights_to_send: bool | str = False
+class GWorkerSetFactory(GWorkerRecipe):
+    """A recipe that can be called; each call builds a set of gradient workers and the worker sets below it."""
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None,
                  runtime: Runtime | None = None) -> GWorkerSet:
@@ -196,27 +183,7 @@ class GWorkerSetFactory:
             InsufficientResourcesError: The cluster lacks resources that remote workers request.
         """
         runtime = runtime or ThreadRuntime()
-        placed, collection = self.placed(local_device, runtime), self.collection
-        communication, fraction = "asynchronous", 1.0
-        if isinstance(collection, SynchronousCollection):
-            communication, fraction = "synchronous", collection.col_fraction_workers
-        return GWorkerSet(
-            self.options.num_grad_workers, index_parent, local_device,
-            "Parallel" if collection.is_parallel else "Central",
-            communication, placed.col_workers_factory, fraction, placed.options.grad_worker_resources,
-            placed.options.compress_grads_to_send, factory=placed, runtime=runtime)
-
-    def check(self) -> None:
-        """Raise `ConfigError` if the options of the worker sets contradict each other."""
-        numbers, shards = self.collection.num_col_workers, self.replay_workers_factory
-        if isinstance(numbers, tuple) and len(numbers) != self.options.num_grad_workers:
-            raise ConfigError(f"num_col_workers has {len(numbers)} numbers for {self.options.num_grad_workers} "
-                              f"gradient workers, got {numbers}; give one for each")
-        col = self.col_workers_factory
-        if shards is not None and (shards.algo_factory, shards.actor_factory, shards.storage_factory) != (
-                col.algo_factory, col.actor_factory, col.storage_factory):
-            raise ConfigError("replay_workers_factory and col_workers_factory have different agents; give both the "
-                              "same factories of algorithm, actor and storage")
+        return GWorkerSet.from_recipe(self.placed(local_device, runtime), index_parent, local_device, runtime)
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
         """Return a copy of this factory with defaults filled in for omitted devices, resources and options."""

@@ -19,8 +19,7 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.runtime import Runtime, ThreadRuntime
-from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.replay.shard_states import ShardState
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
@@ -110,18 +109,15 @@ class RWorker(Worker):
         num_shards: Number of shards, each with an equal share of the storage's size. A single shard runs in the
             gradient worker's process; several shards are remote.
         seed: Seed of the experiment.
-        incarnation: 0 for the first shard with this index; each replacement has a larger number.
-        num_threads: Number of PyTorch threads of the shard's process; None leaves the number unchanged.
-        runtime: The runtime in which the shard runs; None: threads.
+        context: Runtime, incarnation and number of threads of the shard; None: the defaults.
     """
 
-    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Algorithm],  # noqa: PLR0913
+    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Algorithm],
                  actor_factory: Factory[Actor], storage_factory: Factory[UserPart], num_shards: int = 1, seed: int = 0,
-                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None) -> None:
-        super().__init__(index_worker)
-        if num_threads is not None:
-            torch.set_num_threads(num_threads)
-        runtime = runtime or ThreadRuntime()
+                 context: Context | None = None) -> None:
+        context = context or Context()
+        super().__init__(index_worker, context.num_threads)
+        runtime, incarnation = context.runtime, context.incarnation
         self._algo_factory, self._actor_factory = algo_factory, actor_factory
         self._storage_factory = share_of(storage_factory, max(0, index_worker - 1), num_shards)
         self._seed = derive_seed(seed, Stream.BATCHES, index_parent, index_worker, incarnation)

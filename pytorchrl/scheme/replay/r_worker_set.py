@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from pytorchrl.agent.options import Factory
-from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.base.worker import Context
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.options.base import from_keywords
 from pytorchrl.scheme.options.keywords import ReplayKeywords, refuse_other_levels
@@ -31,9 +32,7 @@ class RWorkerSet(WorkerSet[RWorker]):
     Args:
         factory: Options of the set, and factories of the agent's parts.
         index_parent: Index of the gradient worker.
-        runtime: Runtime of the remote shards; None: `ThreadRuntime`, which runs each shard in a thread.
-        first_incarnation: Incarnation number of each new shard; above 0 if the gradient worker is a replacement. Each
-            replacement of a shard has the next number.
+        context: Runtime of the remote shards, and incarnation of each new shard; None: the defaults.
     """
 
     kind = "replay shards"
@@ -41,20 +40,20 @@ class RWorkerSet(WorkerSet[RWorker]):
 
     Options: TypeAlias = RWorkerSetOptions
 
-    def __init__(self, factory: RWorkerSetFactory, index_parent: int = 0, *, runtime: Runtime | None = None,
-                 first_incarnation: int = 0) -> None:
-        runtime, number = runtime or ThreadRuntime(), factory.options.num_replay_workers
+    def __init__(self, factory: RWorkerSetFactory, index_parent: int = 0, *, context: Context | None = None) -> None:
+        context = context or Context()
+        runtime, number = context.runtime, factory.options.num_replay_workers
         is_remote = number > 1
         self.runtime = runtime if is_remote else runtime.in_process()
         params = {"index_parent": index_parent, "algo_factory": factory.algo_factory,
                   "actor_factory": factory.actor_factory,
                   "storage_factory": kept_by_shards(factory.storage_factory, factory.options.size),
-                  "num_shards": number, "seed": factory.seed, "runtime": self.runtime}
+                  "num_shards": number, "seed": factory.seed}
         super().__init__(
-            RWorker, params, factory.options.replay_worker_resources if is_remote else {}, number, runtime=self.runtime,
-            name=f"GWorker {index_parent}/RWorker ", local_params={},
-            remote_params={"num_threads": factory.num_threads} if is_remote else {},
-            first_incarnation=first_incarnation)
+            RWorker, params, factory.options.replay_worker_resources if is_remote else {}, number,
+            name=f"GWorker {index_parent}/RWorker ", local_params={"context": Context(runtime=self.runtime)},
+            remote_params={}, context=Context(runtime=self.runtime, incarnation=context.incarnation,
+                                              num_threads=factory.num_threads if is_remote else None))
 
     @classmethod
     @brief_errors
@@ -100,6 +99,6 @@ class RWorkerSetFactory:
     num_threads: int | None = 1
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None, runtime: Runtime | None = None, *,
-                 first_incarnation: int = 0) -> RWorkerSet:
-        """Build a set of shards; `local_device` is ignored."""
-        return RWorkerSet(self, index_parent, runtime=runtime, first_incarnation=first_incarnation)
+                 context: Context | None = None) -> RWorkerSet:
+        """Build a set of shards; `local_device` is ignored, and so is `runtime` if there is a `context`."""
+        return RWorkerSet(self, index_parent, context=context or Context.within(runtime))

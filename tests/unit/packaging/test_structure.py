@@ -21,12 +21,6 @@ pytestmark = reads_source
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
 LONGEST_FILE, LONGEST_LINE = 700, 120
-# Classes whose many constructor parameters are fixed by the reference API -> number of parameters.
-LARGE_CONSTRUCTORS = {
-    "pytorchrl.scheme.collection.collector_thread.CollectorThread": 15,
-    "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
-    "pytorchrl.scheme.gradients.g_worker_set.GWorkerSet": 11,
-}
 # This storage accepts the arguments of every storage and ignores them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
 # The allowed number of annotations that contain `Any` or a name of `pytorchrl.support.untyped`.
@@ -222,7 +216,9 @@ def constructors():
 
 
 def test_constructors_take_no_more_than_ten_parameters():
-    assert {name: count for name, count in constructors() if count > 10} == LARGE_CONSTRUCTORS
+    found = dict(constructors())
+    assert len(found) > 100
+    assert {name: count for name, count in found.items() if count > 10} == {}
 
 
 def test_no_parameter_takes_any_keyword_in_the_scheme():

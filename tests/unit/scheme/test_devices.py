@@ -5,6 +5,10 @@ Workers use the requested device, or an error lists the devices that exist; no w
 
 from __future__ import annotations
 
+from pytorchrl.scheme.options.collection import AsynchronousCollection
+from dataclasses import replace
+from pytorchrl.scheme.base.worker import Context
+
 import pickle
 import threading
 
@@ -247,14 +251,15 @@ class GivenNone(ThreadRuntime):
 
 @pytest.mark.parametrize(("index_parent", "settings", "name"), [
     (0, {"local_device": "cuda"}, "device"), (2, {"local_device": "cuda:0"}, "grad_device"),
-    (2, {"col_device": "cuda", "col_communication": ASYNC}, "col_device"),
+    (2, {"col_device": "cuda"}, "col_device"),
 ])
 def test_a_gradient_worker_checks_its_assigned_devices(make_scheme, see_gpus, index_parent, settings, name):
     see_gpus(2)
     scheme, settings = make_scheme(), dict(settings)
     agent = (scheme.agent.algo_factory, scheme.agent.actor_factory, scheme.agent.storage_factory)
-    options = {name: settings.pop(name) for name in ("col_device",) if name in settings}
-    factory = CWorkerSet.create_factory(1, *agent, scheme.agent.train_envs_factory, **options)
+    factory = CWorkerSet.create_factory(1, *agent, scheme.agent.train_envs_factory)
+    if "col_device" in settings:
+        factory = replace(factory, options=AsynchronousCollection(col_device=settings.pop("col_device")))
     with pytest.raises(
             DeviceError, match=rf"^{name} must be one of the devices visible to torch, \['cpu'\], got 'cuda"):
         factory(index_parent, runtime=GivenNone(), **settings)
@@ -267,4 +272,4 @@ def test_a_collection_worker_checks_its_assigned_devices(make_scheme, see_gpus):
         1, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
     with pytest.raises(
             DeviceError, match=r"^col_device must be one of the devices visible to torch, \['cpu'\], got 'cuda'"):
-        CWorker(1, recipe, device="cuda", runtime=GivenNone())
+        CWorker(1, recipe, device="cuda", context=Context(runtime=GivenNone()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pytorchrl.scheme.base.worker import Context
+
 import itertools
 
 import pytest
@@ -208,7 +210,7 @@ def test_rollouts_contain_their_collection_times(make_scheme):
     recipe = CWorkerSet.create_factory(
         1, PPO.create_factory(), OnPolicyActor.create_factory(
             envs.observation_space, envs.action_space, hidden_sizes=(8,)), GAEBuffer.create_factory(5), envs)
-    worker = CWorker(1, recipe, runtime=Ticking())
+    worker = CWorker(1, recipe, context=Context(runtime=Ticking()))
     first = worker.collect().header
     # Each of these takes one tick: the reset, each of the 5 steps, the actions of each step, the final values, and the
     # encoding of the rollout. All other ticks count as "store".

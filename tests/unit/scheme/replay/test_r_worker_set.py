@@ -66,7 +66,7 @@ def test_remote_shards_request_their_resources():
 
     class Noting(SimulatedRuntime):
         def start_actor(self, cls, params, *, name, resources):
-            asked[name] = (dict(resources), params.get("num_threads"))
+            asked[name] = (dict(resources), params["context"].num_threads)
             return super().start_actor(cls, params, name=name, resources=resources)
     algo, actor, storage, _ = synthetic_agent(SIZE, capacity=100)
     runtime = Noting()

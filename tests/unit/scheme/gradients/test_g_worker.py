@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytorchrl.runtime.journal import Recording
-from pytorchrl.scheme.gradients.error_parts import errors_carry_part
+from pytorchrl.scheme.gradients.g_worker import errors_carry_part
 
 
 class Noting:
