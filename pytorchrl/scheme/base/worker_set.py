@@ -62,7 +62,7 @@ class WorkerSet(Generic[W]):
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
     @property
-    def worker_params(self) -> Mapping[str, OptionValue]:
+    def worker_params(self) -> Mapping[str, object]:
         """Keyword arguments of all workers."""
         return self._params
 

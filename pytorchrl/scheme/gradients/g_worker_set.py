@@ -29,7 +29,6 @@ from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.options.keywords import GradientKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import OptionValue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -92,7 +91,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             context=Context(runtime=runtime, num_threads=recipe.num_threads))
 
     @property
-    def worker_params(self) -> dict[str, OptionValue]:
+    def worker_params(self) -> Mapping[str, object]:
         """The arguments of each `GWorker` that a user who builds one by hand would give, by name."""
         recipe = self._recipe
         collection = recipe.collection
