@@ -15,7 +15,6 @@ from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.option_values.text import form_of, parse, to_text
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.terminal import printable
-from pytorchrl.support.untyped import TypeHint
 
 if TYPE_CHECKING:
     from pytorchrl.training.composition import OptionSpec
@@ -164,7 +163,7 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
-def _parsed(text: str, hint: TypeHint) -> object:
+def _parsed(text: str, hint: object) -> object:
     """Parse the value of a flag; argparse shows only the messages of its own class of errors."""
     try:
         return parse(text, hint)

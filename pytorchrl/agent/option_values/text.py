@@ -10,11 +10,9 @@ import re
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
 
 from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.untyped import TypeHint
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
@@ -57,7 +55,7 @@ def to_python(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
-def parse(text: str, hint: TypeHint) -> object:
+def parse(text: str, hint: object) -> object:
     """Parse text into a value of the type `hint`, which an option declares.
 
     Raises:
@@ -78,7 +76,7 @@ def parse(text: str, hint: TypeHint) -> object:
     raise ConfigError(f"expected {expected}, got {text[:_LONGEST_ECHO]!r}")
 
 
-def form_of(hint: TypeHint) -> str:
+def form_of(hint: object) -> str:
     """Return the form of a value as text, such as `NUMBER|none`; "" if values of the type cannot be written as text."""
     return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
 
@@ -86,7 +84,7 @@ def form_of(hint: TypeHint) -> str:
 _Reader = tuple[str, Callable[[str], object]]
 
 
-def _readers(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
+def _readers(hint: object) -> list[_Reader]:
     """Return a pair (form, parser) for each form of text, such as "NUMBER", that can be parsed into the type `hint`.
 
     The help shows the forms. The parsers are tried in this order, so the parser of plain text comes last.
@@ -103,9 +101,9 @@ def _readers(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `
     return _reader(hint)
 
 
-def _reader(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `typing` such as Literal
+def _reader(hint: object) -> list[_Reader]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    simple: dict[TypeHint, _Reader] = {
+    simple: dict[object, _Reader] = {
         bool: ("yes|no", _bool), int: ("INT", _int), float: ("NUMBER", float), str: ("TEXT", str),
         Schedule: ("SCHEDULE", _schedule), type(None): ("none", _none),
     }
@@ -120,7 +118,7 @@ def _reader(hint: Any) -> list[_Reader]:  # Any: a type, or a special form of `t
         return [("JSON", _mapping)]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return [("|".join(str(member.value) for member in hint), hint)]
-    if isinstance(origin or hint, type) and issubclass(origin or hint, os.PathLike):
+    if isinstance(own := origin or hint, type) and issubclass(own, os.PathLike):
         return [("TEXT", str)]
     return []
 
