@@ -52,7 +52,7 @@ from pytorchrl.learner.files import RunFiles
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Recorder, write_json
 from pytorchrl.play import dataset as offline
-from pytorchrl.runtime import Part
+from pytorchrl.runtime import Section
 from pytorchrl.scheme.recording.record import RecordWriter, read_record
 from pytorchrl.training.configuration import load_config, save_config
 
@@ -133,7 +133,7 @@ def save_record(folder: Path, version: int) -> None:
     path.unlink(missing_ok=True)
     record = RecordWriter(str(path), {"seed": 1}, {}, 100)
     for number in range(version):
-        record.add([("UWorker", 0, Part([("update", 0, number)], []))])
+        record.add([("UWorker", 0, Section([("update", 0, number)], []))])
     record.close(False, 7)
 
 

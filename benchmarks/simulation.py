@@ -41,7 +41,7 @@ def simulate(col_workers: int, grad_workers: int, updates: int) -> dict[str, Any
     places = ledger["consumed_unique"] + sum(ledger["dropped"].values())
     return {
         "workers_and_threads": num_tasks, "start_s": started - start, "updates": updates, "run_s": trained - started,
-        "virtual_s": virtual, "virtual_s_per_s": virtual / (trained - started), "events": runtime.schedule.num_events,
+        "virtual_s": virtual, "virtual_s_per_s": virtual / (trained - started), "events": runtime.simulation.num_events,
         "env_steps_per_virtual_s": used / virtual, "policy_lag_mean": lag["mean"],
         "stop_s": time.perf_counter() - trained,
         "ledger_exact": ledger["collected"] == places and not ledger["in_flight"] and not ledger["queued"],

@@ -37,7 +37,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
     ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|R|T|W)"),
     ("py:.*", "Acting|AnyEnv|CWorkerRecipe|Compression|Destination|FromTorch|Inference|Json|OptionValue|RawSpaces|"
-              "Record|RecordWriter|RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
+              "RecordWriter|RunRecord|RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
 ]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

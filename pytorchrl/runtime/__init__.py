@@ -18,7 +18,7 @@ from pytorchrl.runtime.base import (
 )
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
-from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
+from pytorchrl.runtime.journal import Event, Journal, Section, WorkersPart
 from pytorchrl.runtime.processes.runtime import ProcessRuntime
 from pytorchrl.runtime.ray.runtime import RayRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
@@ -30,12 +30,12 @@ RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
 """Classes of runtimes by name."""
 
 __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
-           "Journal", "Outcome", "Part", "ProcessRuntime", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime",
-           "WorkersPart", "is_default", "make_runtime", "options_of_runtime"]
+           "Journal", "Outcome", "ProcessRuntime", "RayRuntime", "Runtime", "Section", "SimulatedRuntime",
+           "ThreadRuntime", "WorkersPart", "is_default", "make_runtime", "options_of_runtime"]
 
 
 def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool = False,
-                 replay: Mapping[tuple[str, int], Part] | None = None) -> Runtime:
+                 replay: Mapping[tuple[str, int], Section] | None = None) -> Runtime:
     """Return the runtime that the type of `options` selects.
 
     Ray is imported and started only when the first worker starts.

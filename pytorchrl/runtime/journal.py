@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from pytorchrl.errors import ReplayError
-from pytorchrl.runtime.schedule import Schedule, Signal
+from pytorchrl.runtime.simulation import Signal, Simulation
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ Event = tuple[Any, ...]  # the types of the elements depend on the kind of event
 """Kind of the event, index of the worker concerned, and values that must be equal when the event is repeated."""
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
     """Section of a journal: the entries since the end of the previous section."""
 
     events: list[Event]
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     """For each write of the parameters: the number of reads by the collector thread since the previous write."""
 
 
-WorkersPart = tuple[str, int, Part]
+WorkersPart = tuple[str, int, Section]
 """(worker, incarnation, section of its journal)."""
 
 
@@ -67,7 +67,7 @@ class Journal:
         """Return the next event of this kind that concerns the worker `index`; None if no order is enforced."""
         return None
 
-    def take(self) -> Part | None:
+    def take(self) -> Section | None:
         """Return the entries since the previous call; None if this journal records nothing."""
         return None
 
@@ -118,9 +118,9 @@ class Recording(Journal):
         if not self._released:
             self._events.append(event)
 
-    def take(self) -> Part:
+    def take(self) -> Section:
         """Return the entries since the previous call."""
-        return Part(_take_all(self._events), _take_all(self._turns))
+        return Section(_take_all(self._events), _take_all(self._turns))
 
     def release(self) -> None:
         """Stop recording."""
@@ -173,14 +173,14 @@ class Replaying(Journal):
     Args:
         worker: Name of the worker, for error messages.
         part: All recorded entries of the worker.
-        schedule: Schedule of the simulated runtime; only this runtime can repeat a run.
+        simulation: Simulation of the simulated runtime; only this runtime can repeat a run.
     """
 
     is_kept = True
 
-    def __init__(self, worker: str, part: Part, schedule: Schedule) -> None:
+    def __init__(self, worker: str, part: Section, simulation: Simulation) -> None:
         super().__init__()
-        self._worker, self._schedule = worker, schedule
+        self._worker, self._simulation = worker, simulation
         self._events, self._turns = deque(part.events), deque(part.turns)
         self._num_events = self._num_turns = 0  # numbers of recorded events and writes that have been replayed
         self._reads = self._depth = 0
@@ -196,7 +196,7 @@ class Replaying(Journal):
             try:
                 yield
             finally:
-                self._schedule.notify(self._changed)
+                self._simulation.notify(self._changed)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -220,10 +220,10 @@ class Replaying(Journal):
         if self._turns:
             self._turns.popleft()
         self._num_turns, self._reads = self._num_turns + 1, 0
-        self._schedule.notify(self._changed)
+        self._simulation.notify(self._changed)
 
     def _wait(self, is_its_turn: Callable[[], bool], what: str) -> None:
-        self._schedule.wait_until(
+        self._simulation.wait_until(
             lambda: is_its_turn() or self._failure is not None, [self._changed], float("inf"),
             f"its turn to {what} the parameters of {self._worker}, after write {self._num_turns} of its record")
         if self._failure is not None and not is_its_turn():
@@ -232,7 +232,7 @@ class Replaying(Journal):
     def fail(self, error: BaseException) -> None:
         """Wake any thread that waits for its turn; that thread raises `error`."""
         self._failure = error
-        self._schedule.notify(self._changed)
+        self._simulation.notify(self._changed)
 
     def note(self, *event: object) -> None:
         """Compare an event with the record.
@@ -245,7 +245,7 @@ class Replaying(Journal):
         recorded = self._events.popleft()
         self._num_events += 1
         if not self._events:
-            self._schedule.notify(self._changed)
+            self._simulation.notify(self._changed)
         if recorded != event:
             raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of {self._worker}:"
                               f" the record has {_show(recorded)}, the replay has {_show(event)}")
@@ -262,7 +262,7 @@ class Replaying(Journal):
         """Discard the remaining entries of the record."""
         self._events.clear()
         self._turns.clear()
-        self._schedule.notify(self._changed)
+        self._simulation.notify(self._changed)
 
 
 def _show(event: Event) -> str:

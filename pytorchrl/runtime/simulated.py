@@ -18,8 +18,8 @@ from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, Worker
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
-from pytorchrl.runtime.journal import Journal, Part, Replaying
-from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
+from pytorchrl.runtime.journal import Journal, Replaying, Section
+from pytorchrl.runtime.simulation import Ended, Signal, Simulation, Task
 
 
 class _Actor:
@@ -56,12 +56,12 @@ class SimulatedQueue(queue.Queue[T]):
 
     Args:
         maxsize: Largest number of items; 0 means unbounded.
-        schedule: Schedule that runs other tasks while a task waits.
+        simulation: Simulation that runs other tasks while a task waits.
     """
 
-    def __init__(self, maxsize: int, schedule: Schedule) -> None:
+    def __init__(self, maxsize: int, simulation: Simulation) -> None:
         super().__init__(maxsize)
-        self._schedule = schedule
+        self._simulation = simulation
         self._changed = Signal()
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
@@ -83,7 +83,7 @@ class SimulatedQueue(queue.Queue[T]):
     def task_done(self) -> None:
         """Mark one removed item as done."""
         super().task_done()
-        self._schedule.notify(self._changed)
+        self._simulation.notify(self._changed)
 
     def join(self) -> None:
         """Wait until `task_done` has been called for every item that was added."""
@@ -93,37 +93,37 @@ class SimulatedQueue(queue.Queue[T]):
         if block and timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
         timeout_s = 0.0 if not block else math.inf if timeout is None else timeout
-        return self._schedule.wait_until(ready, [self._changed], timeout_s, what)
+        return self._simulation.wait_until(ready, [self._changed], timeout_s, what)
 
     def _note(self, operation: str) -> None:
-        self._schedule.record(f"{operation}, {self.qsize()} of {self.maxsize}")
-        self._schedule.notify(self._changed)
+        self._simulation.record(f"{operation}, {self.qsize()} of {self.maxsize}")
+        self._simulation.notify(self._changed)
 
 
 class SimulatedEvent(threading.Event):
     """Event like `threading.Event`, with timeouts in virtual seconds."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         super().__init__()
-        self._schedule, self._changed = schedule, Signal()
+        self._simulation, self._changed = simulation, Signal()
 
     def set(self) -> None:
         """Set the event and wake all tasks that wait for it."""
         super().set()
-        self._schedule.notify(self._changed)
+        self._simulation.notify(self._changed)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the event; return False if it is not set within `timeout` virtual seconds (None: wait forever)."""
-        return self._schedule.wait_until(
+        return self._simulation.wait_until(
             self.is_set, [self._changed], math.inf if timeout is None else timeout, "an event")
 
 
 class SimulatedCollective:
     """Group of ranks in one process. A call returns once every rank has made the same call."""
 
-    def __init__(self, schedule: Schedule, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, simulation: Simulation, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
         self.size, self.device = size, torch.device("cpu")
-        self._schedule, self._meeting, self._rank, self._timeout_s = schedule, meeting, rank, timeout_s
+        self._simulation, self._meeting, self._rank, self._timeout_s = simulation, meeting, rank, timeout_s
         self._num_calls, self._left = 0, False
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
@@ -132,8 +132,8 @@ class SimulatedCollective:
         parts = meeting.tensors.setdefault(self._num_calls, {})
         if not self._left:
             parts[self._rank] = tensor.clone()
-            self._schedule.notify(meeting.changed)
-        found = self._schedule.wait_until(
+            self._simulation.notify(meeting.changed)
+        found = self._simulation.wait_until(
             lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
         # A rank that has left the group raises an error, even if all ranks have answered in the meantime; the other
         # ranks may continue. Ranks in separate processes behave in the same way.
@@ -153,7 +153,7 @@ class SimulatedCollective:
     def close(self) -> None:
         """Leave the group; see `Collective`."""
         self._left = True
-        self._schedule.notify(self._meeting.changed)
+        self._simulation.notify(self._meeting.changed)
 
 
 class _Meeting:
@@ -175,7 +175,7 @@ class SimulatedRuntime(Runtime):
             operations take no virtual time.
 
     Attributes:
-        schedule: Schedule that decides when each worker runs; it also stores the events and their digest.
+        simulation: Simulation that decides when each worker runs; it also stores the events and their digest.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -198,10 +198,10 @@ class SimulatedRuntime(Runtime):
     options: Options
 
     def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False,
-                 replay: Mapping[tuple[str, int], Part] | None = None) -> None:
+                 replay: Mapping[tuple[str, int], Section] | None = None) -> None:
         super().__init__(options, seed=seed, is_recording=is_recording)
         self._replay = replay
-        self.schedule = Schedule(self.options.schedule_seed)
+        self.simulation = Simulation(self.options.schedule_seed)
         self._costs = Costs(self.options.costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0),
                             self.options.schedule_seed)
         self._actors: list[_Actor] = []
@@ -213,35 +213,35 @@ class SimulatedRuntime(Runtime):
 
     def now(self) -> float:
         """Return the virtual seconds since the start."""
-        return self.schedule.now
+        return self.simulation.now
 
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds` virtual seconds."""
-        self.schedule.sleep(seconds)
+        self.simulation.sleep(seconds)
 
     def make_queue(self, maxsize: int) -> queue.Queue[T]:
         """Return a queue whose timeouts are in virtual seconds; `maxsize=0` means unbounded."""
-        return SimulatedQueue(maxsize, self.schedule)
+        return SimulatedQueue(maxsize, self.simulation)
 
     def make_event(self) -> threading.Event:
         """Return an event whose timeouts are in virtual seconds."""
-        return SimulatedEvent(self.schedule)
+        return SimulatedEvent(self.simulation)
 
     def start_thread(self, thread: threading.Thread) -> None:
-        """Start a thread as a task of the schedule. If the calling worker ends, the task ends with it."""
+        """Start a thread as a task of the simulation. If the calling worker ends, the task ends with it."""
         task = self._threads[thread] = Task(thread.name, self._current_actor())
-        self.schedule.start(task, thread, thread.run)
+        self.simulation.start(task, thread, thread.run)
 
     def join_thread(self, thread: threading.Thread, timeout_s: float) -> bool:
         """Wait for a thread to end; return whether it ended within `timeout_s` virtual seconds."""
         task = self._threads.get(thread)
-        return True if task is None else self.schedule.join(task, timeout_s)
+        return True if task is None else self.simulation.join(task, timeout_s)
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
                    generation: int = 1, device: torch.device | None = None) -> Collective:
         """Join the group of all workers with the same `port` and `generation`; they exchange tensors in host memory."""
         meeting = self._meetings.setdefault((port, generation), _Meeting())
-        return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
+        return SimulatedCollective(self.simulation, meeting, rank, size, timeout_s)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """Return the function that a worker calls when it reaches a named point of its work; see `Runtime`.
@@ -251,7 +251,7 @@ class SimulatedRuntime(Runtime):
         inject = super().points(worker, incarnation)
 
         def point(operation: str) -> bool:
-            self.sleep(self._costs.draw(operation, worker, self.schedule.current.since))
+            self.sleep(self._costs.draw(operation, worker, self.simulation.current.since))
             return inject is not None and inject(operation)
 
         return point
@@ -260,7 +260,7 @@ class SimulatedRuntime(Runtime):
         """Return the journal of a worker's events. In a replay, the journal enforces the order of the recorded run."""
         if self._replay is None:
             return super().journal(worker, incarnation)
-        return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)
+        return Replaying(worker, self._replay.get((worker, incarnation), Section([], [])), self.simulation)
 
     # Workers
 
@@ -270,13 +270,13 @@ class SimulatedRuntime(Runtime):
         actor = _Actor(name, self._current_actor(), lambda: cls(**params))
         self._actors.append(actor)
         thread = threading.Thread(name=name, daemon=True)
-        self.schedule.start(Task(name, actor), thread, lambda: self._serve(actor))
-        self.schedule.record(f"start {name}")
+        self.simulation.start(Task(name, actor), thread, lambda: self._serve(actor))
+        self.simulation.record(f"start {name}")
         return Handle(self, name, actor)
 
     def _current_actor(self) -> _Actor | None:
         """Return the worker whose task is running; None for the driver and its threads."""
-        owner = self.schedule.current.owner
+        owner = self.simulation.current.owner
         return owner if isinstance(owner, _Actor) else None
 
     def _serve(self, actor: _Actor) -> None:
@@ -290,11 +290,11 @@ class SimulatedRuntime(Runtime):
         for signal in actor.early:
             signal()
         while True:
-            self.schedule.wait_until(lambda: bool(actor.calls), [actor.arrived], math.inf, "a call")
+            self.simulation.wait_until(lambda: bool(actor.calls), [actor.arrived], math.inf, "a call")
             result, method, args, kwargs = actor.calls.popleft()
-            self.schedule.record(f"begin {method}")
+            self.simulation.record(f"begin {method}")
             outcome = self._call(actor, method, args, kwargs)
-            self.schedule.record(f"end {method}")
+            self.simulation.record(f"end {method}")
             self._deliver_in_order(actor, partial(self._settle, actor, result, *outcome))
 
     def _call(self, actor: _Actor, method: str, args: tuple[object, ...],
@@ -312,7 +312,7 @@ class SimulatedRuntime(Runtime):
         actor.unsettled.pop(result, None)
         if result.outcome is None:
             result.outcome = (value, error)
-            self.schedule.notify(result.done)
+            self.simulation.notify(result.done)
 
     def _settle_as_lost(self, actor: _Actor, result: _Result) -> None:
         self._settle(actor, result, None, WorkerDiedError(f"{actor.name} has been killed"))
@@ -324,17 +324,17 @@ class SimulatedRuntime(Runtime):
         if self._replay is not None:
             deliver()
             return
-        now = self.schedule.now
+        now = self.simulation.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
         actor.messages.append(deliver)  # messages that arrive at the same moment keep their order
-        self.schedule.later(actor.last_arrival - now, actor.deliver_next)
+        self.simulation.later(actor.last_arrival - now, actor.deliver_next)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
                kwargs: Mapping[str, object]) -> FutureByName:
         """Enqueue a method call on a worker."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
-        self.schedule.record(f"submit {result.call}")
+        self.simulation.record(f"submit {result.call}")
         actor.unsettled[result] = None
 
         def arrive() -> None:
@@ -342,7 +342,7 @@ class SimulatedRuntime(Runtime):
                 self._settle_as_lost(actor, result)
             else:
                 actor.calls.append((result, method, args, kwargs))
-                self.schedule.notify(actor.arrived)
+                self.simulation.notify(actor.arrived)
 
         self._deliver_in_order(actor, arrive)
         return Future(handle.name, result)
@@ -352,7 +352,7 @@ class SimulatedRuntime(Runtime):
         """Run a short method call as soon as it reaches the worker, even while the worker runs another call."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
-        self.schedule.record(f"signal {result.call}")
+        self.simulation.record(f"signal {result.call}")
 
         def call() -> None:
             self._settle(actor, result, *self._call(actor, method, args, kwargs))
@@ -365,7 +365,7 @@ class SimulatedRuntime(Runtime):
             else:
                 call()
 
-        self.schedule.later(self._costs.draw("message", actor.name), arrive)
+        self.simulation.later(self._costs.draw("message", actor.name), arrive)
         return Future(handle.name, result)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
@@ -374,15 +374,15 @@ class SimulatedRuntime(Runtime):
             return any(future.native.outcome is not None for future in futures)
 
         calls = list(dict.fromkeys(future.native.call for future in futures))
-        self.schedule.wait_until(ready, [future.native.done for future in futures], timeout_s,
-                                 "the result of " + " or ".join(calls[:3] + ["..."] * (len(calls) > 3)))
+        self.simulation.wait_until(ready, [future.native.done for future in futures], timeout_s,
+                                   "the result of " + " or ".join(calls[:3] + ["..."] * (len(calls) > 3)))
         return [future for future in futures if future.native.outcome is not None]
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
         """Return the outcome of a call, or an error after `timeout_s` virtual seconds."""
         result = future.native
-        if not self.schedule.wait_until(lambda: result.outcome is not None, [result.done], timeout_s,
-                                        f"the result of {result.call}"):
+        if not self.simulation.wait_until(lambda: result.outcome is not None, [result.done], timeout_s,
+                                          f"the result of {result.call}"):
             return Outcome(future.worker, error=WorkerLostError(
                 f"{future.worker} did not answer within {timeout_s:.1f} s"))
         return Outcome(future.worker, *result.outcome)
@@ -396,14 +396,15 @@ class SimulatedRuntime(Runtime):
     @property
     def running(self) -> list[str]:
         """Names of the workers and threads that have not ended."""
-        return [task.name for task in self.schedule.tasks[1:]]
+        return [task.name for task in self.simulation.tasks[1:]]
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
         """End a worker, its threads and the workers that it started; return whether all ended within `timeout_s`."""
         self._end_actor(handle.native)
-        ending = [task for task in self.schedule.tasks if task.killed and task is not self.schedule.current]
-        return self.schedule.wait_until(lambda: all(task.finished for task in ending), [task.ended for task in ending],
-                                        timeout_s, f"the end of {handle.name}")
+        ending = [task for task in self.simulation.tasks if task.killed and task is not self.simulation.current]
+        return self.simulation.wait_until(
+            lambda: all(task.finished for task in ending), [task.ended for task in ending], timeout_s,
+            f"the end of {handle.name}")
 
     def die(self, worker: str) -> None:
         """End the calling worker and the workers that it started, as a crash of its process would."""
@@ -412,19 +413,19 @@ class SimulatedRuntime(Runtime):
             raise ConfigError(f"the option faults kills {worker}, which is part of the driver and cannot be killed "
                               "separately; target a worker outside the driver")
         self._end_actor(actor)
-        self.schedule.check_running()
+        self.simulation.check_running()
 
     def _end_actor(self, actor: _Actor) -> None:
         if actor.dead:
             return
         actor.dead = True
         self._actors.remove(actor)
-        self.schedule.record(f"end of {actor.name}")
+        self.simulation.record(f"end of {actor.name}")
         for result in list(actor.unsettled):
             self._settle_as_lost(actor, result)
-        for task in self.schedule.tasks:
+        for task in self.simulation.tasks:
             if task.owner is actor:
-                self.schedule.end(task)
+                self.simulation.end(task)
         for child in list(self._actors):
             if child.owner is actor:
                 self._end_actor(child)
@@ -434,7 +435,7 @@ class SimulatedRuntime(Runtime):
         if self._closed:
             return
         self._closed = True
-        self.schedule.after_event = None
+        self.simulation.after_event = None
         for actor in list(self._actors):
             self._end_actor(actor)
-        self.schedule.end_all()
+        self.simulation.end_all()

@@ -4,7 +4,7 @@ Each line is a JSON object with a checksum; see `pytorchrl.files.lines`. The fir
 the last line states how the run ended. If the run was killed, the last line is missing. The lines in between are
 written after updates, at most four per second. Each of them contains the entries that were added to the workers'
 journals since the previous line, as `{"parts": [[worker, incarnation, events, turns], ...]}`; see
-`pytorchrl.runtime.journal.Part`.
+`pytorchrl.runtime.journal.Section`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
 from pytorchrl.files.lines import check_sealed, seal
-from pytorchrl.runtime import Event, Part, WorkersPart
+from pytorchrl.runtime import Event, Section, WorkersPart
 from pytorchrl.scheme.options.run import RecordOptions
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import Json
@@ -122,9 +122,9 @@ class RecordWriter:
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
         """Write the events that workers have recorded since the last call."""
-        noted: dict[tuple[str, int], Part] = {}
+        noted: dict[tuple[str, int], Section] = {}
         for worker, incarnation, part in parts:
-            whole = noted.setdefault((worker, incarnation), Part([], []))
+            whole = noted.setdefault((worker, incarnation), Section([], []))
             whole.events.extend(part.events)
             whole.turns.extend(part.turns)
         self._write({"parts": [[*place, *part] for place, part in noted.items() if part.events or part.turns]})
@@ -155,7 +155,7 @@ class RecordWriter:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """The contents of the file that records a run."""
 
     Options = RecordOptions
@@ -165,7 +165,7 @@ class Record:
     agent: dict[str, dict[str, str]]
     target_steps: int
     machine: dict[str, str]
-    parts: dict[tuple[str, int], Part]
+    parts: dict[tuple[str, int], Section]
     """Events by worker and incarnation."""
     failed: bool
     """Whether an error ended the run; a replay raises the error at the same event."""
@@ -179,7 +179,7 @@ class Record:
     @cached_property
     def updates(self) -> int:
         """Number of updates in the record, including skipped updates."""
-        part = self.parts.get((DRIVER, 0), Part([], []))
+        part = self.parts.get((DRIVER, 0), Section([], []))
         return sum(event[0] == "update" for event in part.events)
 
     def is_over(self, updates: int) -> bool:
@@ -215,7 +215,7 @@ class Record:
         return "; ".join(texts)
 
 
-def read_record(path: str | os.PathLike[str]) -> Record:
+def read_record(path: str | os.PathLike[str]) -> RunRecord:
     """Read a record; ignore an incomplete last line, which a killed run may leave.
 
     Raises:
@@ -231,15 +231,15 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         if head["format"] != FORMAT:
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
         end = rest.pop() if rest and "end" in rest[-1] else {}
-        parts: dict[tuple[str, int], Part] = {}
+        parts: dict[tuple[str, int], Section] = {}
         for line in rest:
             for worker, incarnation, events, turns in line["parts"]:
-                part = parts.setdefault((worker, incarnation), Part([], []))
+                part = parts.setdefault((worker, incarnation), Section([], []))
                 part.events.extend(map(_event, events))
                 part.turns.extend(map(operator.index, turns))
         settings, agent, machine = (_mapping(head[key]) for key in ("settings", "agent", "machine"))
         operator.index(settings["seed"])
-        return Record(
+        return RunRecord(
             name, settings, {part: _mapping(options) for part, options in agent.items()},
             operator.index(head["target_steps"]), machine, parts, failed=end.get("end") == "failed",
             checksum=end.get("checksum"), mixed_precision=_mapping(head["mixed_precision"]),

@@ -21,7 +21,7 @@ from pytorchrl.scheme.options.base import Execution
 from pytorchrl.scheme.options.collection import SynchronousCollection
 from pytorchrl.scheme.options.settings import gradients_of
 from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, GradientKind, UWorkerOptions
-from pytorchrl.scheme.recording.record import DRIVER, Record, RecordWriter, checksum_of
+from pytorchrl.scheme.recording.record import DRIVER, RecordWriter, RunRecord, checksum_of
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
 from pytorchrl.scheme.transport.messages import Weights, WholeState
@@ -153,7 +153,7 @@ class UWorker(Worker):
                  grad_execution: Execution | str = "Central", options: Options | None = None,
                  gradients: GradientKind | None = None, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int | None = None, record: RecordWriter | None = None,
-                 replay: Record | None = None) -> None:
+                 replay: RunRecord | None = None) -> None:
         super().__init__(index_worker)
         if gradients is None:
             gradients = gradients_of({"grad_execution": grad_execution}, grad_workers_factory.options)
@@ -238,7 +238,7 @@ class UWorker(Worker):
         if self._replay is not None:
             self._compare_end(self._replay)
 
-    def _compare_end(self, replay: Record) -> None:
+    def _compare_end(self, replay: RunRecord) -> None:
         """Raise `ReplayError` if the replay ends differently from its record, or continues beyond a recorded error."""
         if replay.failed and self.num_rounds > replay.updates:
             raise ReplayError(

@@ -41,12 +41,12 @@ class Watch:
         self.scheme, self.settings = scheme, scheme.settings
         self.learned, self.version, self.chains, self.broken = Counter(), 0, {}, None
         self.root = scheme.start(10**6)
-        self.schedule = scheme.runtime.schedule
+        self.simulation = scheme.runtime.simulation
         statistics = self.root.statistics
         self._receive, statistics.receive = statistics.receive, self.receive
         if self.is_chain:
             self.watch_chains()
-        self.schedule.after_event = self.look
+        self.simulation.after_event = self.look
         for worker in self.grad_workers():
             if isinstance(worker.collector.strategy, OnArrival):
                 self.watch_requests(worker)
@@ -252,17 +252,17 @@ def run(seed, updates=5, faulty=True):
         except EXPECTED.get(action, ()):
             pass
         finally:
-            schedule, runtime = scheme.runtime.schedule, scheme.runtime
+            simulation, runtime = scheme.runtime.simulation, scheme.runtime
             closing, left = runtime.close, []
             runtime.close = lambda: (left.extend(set(runtime.running) - {a.name for a in runtime._actors}), closing())
             final = scheme.stop()
         watch.check()
         check_end(final, left, runtime, watch, action)
     except BaseException as error:
-        events = "\n  ".join(list(schedule.last_events)[-12:])
+        events = "\n  ".join(list(simulation.last_events)[-12:])
         raise BrokenError(
             f"seed {seed}: {type(error).__name__}: {error}\nwith {settings}, {agent}\n  {events}") from error
-    return schedule.digest
+    return simulation.digest
 
 
 def check_end(final, left, runtime, watch, action):

@@ -25,7 +25,7 @@ class Look:
 
     def __init__(self, scheme, unused):
         self.root, self.unused, self.most = scheme.start(10**6), unused, 0
-        scheme.runtime.schedule.after_event = self.look
+        scheme.runtime.simulation.after_event = self.look
 
     def look(self):
         self.most = max(self.most, self.unused(self))

@@ -303,7 +303,7 @@ def test_in_flight_budget_and_lag_have_bounds(learner, check_ledger, seed):
         made = sum(handle.native.worker.collected_steps for handle in workers_of.remote_workers if handle.native.worker)
         snapshot = workers_of.ledger.snapshot()
         most = max(most, made - snapshot.sent)
-    scheme.runtime.schedule.after_event = look
+    scheme.runtime.simulation.after_event = look
     while scheme.version < 60 * updates:
         scheme.step()
         check_ledger(scheme)

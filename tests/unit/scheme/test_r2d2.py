@@ -178,7 +178,7 @@ def test_equal_seeds_give_equal_runs(make_r2d2):
     def run(seed):
         scheme = make_r2d2(schedule_seed=seed, **SHARDS)
         make_updates(scheme, 8)
-        ledger, digest = scheme.ledger(), scheme.runtime.schedule.digest
+        ledger, digest = scheme.ledger(), scheme.runtime.simulation.digest
         weights = scheme.acting_state()["q"]
         scheme.stop()
         return str(ledger), digest, weights.tolist()

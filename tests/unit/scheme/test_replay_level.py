@@ -95,7 +95,7 @@ def test_equal_schedules_give_equal_runs(make_level):
     def run(seed):
         scheme = make_level(schedule_seed=seed)
         make_updates(scheme, 30)
-        digest, ledger = scheme.runtime.schedule.digest, scheme.ledger()
+        digest, ledger = scheme.runtime.simulation.digest, scheme.ledger()
         scheme.stop()
         return digest, str(ledger)
     assert run(3) == run(3) != run(4)

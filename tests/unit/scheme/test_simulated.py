@@ -26,7 +26,7 @@ def simulate(make_scheme, check_ledger):
         state, runtime = scheme.acting_state(), scheme.runtime
         final = scheme.stop()
         assert runtime.running == []
-        return {"digest": runtime.schedule.digest, "events": list(runtime.schedule.last_events), "ledger": final,
+        return {"digest": runtime.simulation.digest, "events": list(runtime.simulation.last_events), "ledger": final,
                 "parameters": state["all"], "seconds": runtime.now(), "metrics": scheme.metrics()}
     return run
 

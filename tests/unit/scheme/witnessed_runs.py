@@ -41,14 +41,14 @@ class Seams:
 
     def __init__(self, scheme, witness):
         self.witness, self.root, self.runtime = witness, scheme.start(TARGET_STEPS), scheme.runtime
-        self.settings, self.schedule = scheme.settings, scheme.runtime.schedule
+        self.settings, self.simulation = scheme.settings, scheme.runtime.simulation
         statistics = self.root.statistics
         self._submit, self._outcome = self.runtime.submit, self.runtime.outcome
         self._receive, self._report = statistics.receive, statistics.local_report
         self.runtime.submit, self.runtime.outcome, statistics.receive = self.submit, self.outcome, self.receive
         if self._report is not None:
             statistics.local_report = self.report
-        self.schedule.after_event = self.look
+        self.simulation.after_event = self.look
         self.incarnations = Counter()  # name of a collection worker -> its incarnation
         self.is_stopping, self.closed = False, set()
 
@@ -90,13 +90,13 @@ class Seams:
         handles = grads + [handle for parent in parents or [self.root.local_worker] for handle in parent.remote_workers]
         waiting = {self.witness.computed[number].sender[0] for number in self.witness.arrived}
         chosen = [grads[index - 1] for index in waiting if index] * (rng.random() < 0.7) or handles
-        victim = rng.choice(chosen) if chosen and self.schedule.num_events else None
-        running = self.schedule.current.owner  # this task is about to wait, so it cannot be ended from here
+        victim = rng.choice(chosen) if chosen and self.simulation.num_events else None
+        running = self.simulation.current.owner  # this task is about to wait, so it cannot be ended from here
         is_running = victim is not None and victim.native in (running, getattr(running, "owner", None))
         if victim is not None and not is_running and not victim.name.endswith("CWorker 0"):
             self.runtime.kill(victim, 0.0)
         if num_shots and not self.is_stopping:
-            self.schedule.later(rng.expovariate(1.5), lambda: self.shoot(rng, num_shots - 1))
+            self.simulation.later(rng.expovariate(1.5), lambda: self.shoot(rng, num_shots - 1))
 
     # Events
 
@@ -108,7 +108,7 @@ class Seams:
         """Read the newest event of the schedule: the start and the end of workers, and the start of their calls."""
         witness = self.witness
         witness.settle()
-        task, _, event = self.schedule.last_events[-1].partition(" ")[2].partition(": ")
+        task, _, event = self.simulation.last_events[-1].partition(" ")[2].partition(": ")
         if event.startswith("start "):
             self.started(event.removeprefix("start "))
         elif event.startswith("end of "):
@@ -251,10 +251,10 @@ def run(seed, updates=UPDATES):
     scheme = Scheme(*witnessed_agent(witness, **agent), seed=1, runtime="simulated", schedule_seed=seed, **settings)
     try:
         seams = Seams(scheme, witness)
-        schedule = scheme.runtime.schedule
+        simulation = scheme.runtime.simulation
         if action == "shoot":
             rng = random.Random(f"shots {seed}")
-            schedule.later(rng.expovariate(3.0), lambda: seams.shoot(rng))
+            simulation.later(rng.expovariate(3.0), lambda: seams.shoot(rng))
         try:
             while scheme.version < updates:
                 scheme.step()
@@ -269,10 +269,10 @@ def run(seed, updates=UPDATES):
         compare_end(witness, seams, final)
         witness.check()
     except BaseException as error:
-        events = "\n  ".join(list(schedule.last_events)[-12:])
+        events = "\n  ".join(list(simulation.last_events)[-12:])
         raise WitnessError(
             f"seed {seed}: {type(error).__name__}: {error}\nwith {settings}, {agent}\n  {events}") from error
-    return schedule.digest, witness.coincidences
+    return simulation.digest, witness.coincidences
 
 
 def compare_end(witness, seams, final):

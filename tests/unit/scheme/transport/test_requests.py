@@ -207,7 +207,7 @@ def test_a_record_determines_the_order_of_answers_and_losses(make):
     record = first.journal.take()
     assert [event for event in record.events if event[0] == "answer"] == [
         ("answer", index, number) for index, number in answers]
-    again = make(journal=lambda runtime: Replaying("root", record, runtime.schedule))
+    again = make(journal=lambda runtime: Replaying("root", record, runtime.simulation))
     assert train(again, (1.0, 3.0, 2.0)) == answers  # the workers' times differ from those of the recorded run
     assert again.lost == [2]
 
@@ -217,7 +217,7 @@ def test_an_answer_that_differs_from_the_record_is_an_error(make):
     first.ask(0, 5)
     first.poll_all()
     record = first.journal.take()
-    again = make(journal=lambda runtime: Replaying("root", record, runtime.schedule))
+    again = make(journal=lambda runtime: Replaying("root", record, runtime.simulation))
     again.ask(0, 6)
     with pytest.raises(ReplayError, match="the record has answer 0 5, the replay has answer 0 6"):
         again.poll_all()

@@ -33,17 +33,17 @@ class Ended(BaseException):
 
 
 class Signal:
-    """A condition variable for tasks: `Schedule.notify` wakes the tasks that wait for it."""
+    """A condition variable for tasks: `Simulation.notify` wakes the tasks that wait for it."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Task, int]] = []
 
 
 class Task:
-    """Thread that runs only when the schedule chooses it.
+    """Thread that runs only when the simulation chooses it.
 
     Attributes:
-        owner: Worker to which the task belongs, or None; the schedule does not use it.
+        owner: Worker to which the task belongs, or None; the simulation does not use it.
         thread: Thread of the task.
         finished: Whether the task has finished; when it finishes, the signal `ended` is notified.
         since: `time.perf_counter()` when the task last resumed.
@@ -70,8 +70,8 @@ class Task:
 Entry = tuple[Task, int] | Callable[[], object]
 
 
-class Schedule:
-    """Scheduler that decides which task runs. The thread that creates a schedule is its first task, the driver.
+class Simulation:
+    """Scheduler that decides which task runs. The thread that creates a simulation is its first task, the driver.
 
     Args:
         seed: Seed of the random choice among tasks that are due at the same moment.
@@ -160,7 +160,7 @@ class Schedule:
     # Tasks
 
     def start(self, task: Task, thread: threading.Thread, body: Callable[[], None]) -> None:
-        """Start `thread` as the thread of `task`; `body` is called when the schedule first chooses the task.
+        """Start `thread` as the thread of `task`; `body` is called when the simulation first chooses the task.
 
         The thread must not have been started before.
         """
