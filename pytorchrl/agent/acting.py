@@ -26,7 +26,7 @@ from pytorchrl.errors import ConfigError
 T = TypeVar("T")
 Chosen = Any
 """The result of `act`: an action, or a mapping from agents to actions; with memory, a pair (actions, next memory)."""
-Memory = Any
+MemoryState = Any
 """The memory of a policy, or a mapping from agents to memories; None at the start of an episode."""
 Mask = Any
 """A mask of allowed actions, or a mapping from agents to masks; None if the environment's `info` has no masks."""
@@ -160,7 +160,7 @@ class Acting:
             self._policy_of = {agent: policy for policy, agents in envs.agents.items() for agent in agents}
         self._has_memory = any(player.initial_memory(1) for player in self.players.values())
 
-    def act(self, obs: Observation, memory: Memory, mask: Mask, deterministic: bool) -> Chosen:
+    def act(self, obs: Observation, memory: MemoryState, mask: Mask, deterministic: bool) -> Chosen:
         """Return the actions for one observation, and the next memory if a policy has memory; see `TrainedAgent`."""
         if self._policy_of is None:
             action, after = self.players[POLICY].act(obs, memory, mask, deterministic)

@@ -29,7 +29,7 @@ PREVIOUS = "q/previous"
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
-Parameters = Mapping[str, Any]
+LossParameters = Mapping[str, Any]
 """The current values of updatable options, by name: floats, or scalar tensors in a compiled loss."""
 
 

@@ -15,7 +15,7 @@ from pytorchrl.errors import ConfigError
 
 RawObs = Any
 """Observations of an environment: a tensor (B, ...), or nested dictionaries and tuples of tensors."""
-Chosen = Any
+PolicyOutput = Any
 """Actions (B, ...); for a policy with memory, a pair of actions and the next memory."""
 
 
@@ -57,7 +57,7 @@ class Policy(nn.Module):
 
     def forward(
         self, obs: RawObs, memory: Mapping[str, Tensor] | None = None, mask: Tensor | None = None,
-    ) -> Chosen:
+    ) -> PolicyOutput:
         """Choose the best actions.
 
         Args:

@@ -12,7 +12,7 @@ from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.learner import Learner
 from pytorchrl.learner.reporting import to_json
-from pytorchrl.monitor.time_shares import Settings, shares
+from pytorchrl.monitor.time_shares import ValuesByName, shares
 from pytorchrl.profile import profiling, work_shares
 from pytorchrl.support.untyped import MetricsDict
 
@@ -61,7 +61,7 @@ def _measure(learner: Learner, seconds: float) -> MetricsDict:
             "env_steps_per_s": steps / elapsed, "work_shares": sampler.shares()}
 
 
-def _show(measured: Settings, learner: Learner, *, as_json: bool) -> None:
+def _show(measured: ValuesByName, learner: Learner, *, as_json: bool) -> None:
     """Print a table and the bottleneck, or one line of JSON with `--json`."""
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:

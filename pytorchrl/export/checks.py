@@ -51,7 +51,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyComparison:
     """The result of comparing an exported policy with the agent.
 
     Attributes:
@@ -65,7 +65,7 @@ class Comparison:
     largest_difference: float
 
 
-def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> Comparison:
+def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> PolicyComparison:
     """Compare an exported policy's actions with those in `steps`.
 
     Integer actions must be equal. Float actions may differ by rounding errors.
@@ -87,7 +87,7 @@ def compare(open_policy: OpenPolicy, policy: Policy, steps: list[Observed]) -> C
         total += count
         different += int(np.count_nonzero(~(errors <= _TOLERANCE * scale)))  # NaN counts as different
         largest = float(np.maximum(largest, errors.max()))
-    return Comparison(total, different, largest)
+    return PolicyComparison(total, different, largest)
 
 
 # Random observations

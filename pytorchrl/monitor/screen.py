@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.monitor.units import clock, compact, percent
-from pytorchrl.monitor.view import Lag, RunView, Worker
+from pytorchrl.monitor.view import Lag, RunView, WorkerView
 from pytorchrl.support.terminal import printable
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _workers(view: RunView, most: int) -> Table:
     return table
 
 
-def _fitting(workers: Sequence[Worker], most: int) -> list[Worker]:
+def _fitting(workers: Sequence[WorkerView], most: int) -> list[WorkerView]:
     """Return at most `most` workers to show, in the given order.
 
     If not all fit, gradient workers are preferred, then replaced workers, then the slowest workers.

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pytorchrl.support.untyped import OptionValue
 
 TimeS = Mapping[str, Mapping[str, float]]
-Settings = Mapping[str, OptionValue]
+ValuesByName = Mapping[str, OptionValue]
 """Values of options, or of metrics, by name."""
 
 # If two levels run concurrently, the lower can be the bottleneck only if the upper's waiting share exceeds this value.
@@ -45,17 +45,17 @@ WORK: Mapping[str, str] = {
 """Part -> description of its work."""
 
 
-def is_async(options: Settings) -> bool:
+def is_async(options: ValuesByName) -> bool:
     """Return whether collection continues while gradients are computed."""
     return bool(options.get("col_communication") == "asynchronous")  # importing `ASYNC` would import torch
 
 
-def grads_are_free(options: Settings) -> bool:
+def grads_are_free(options: ValuesByName) -> bool:
     """Return whether gradient workers continue without waiting for an update."""
     return bool(options.get("grad_communication") == "asynchronous" and options.get("grad_execution") == "Parallel")
 
 
-def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
+def bottleneck(time_s: TimeS, options: ValuesByName) -> tuple[str, float, str]:
     """Return the part of the work that limits a run, its share of the time, and a sentence that states both.
 
     Args:
@@ -75,7 +75,7 @@ def bottleneck(time_s: TimeS, options: Settings) -> tuple[str, float, str]:
     return part, candidates[part], sentence
 
 
-def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
+def critical_parts(time_s: TimeS, options: ValuesByName) -> dict[str, float]:
     """Return the parts of the work that may be the bottleneck, and each part's share of its level's time.
 
     The levels are, from top to bottom: update, gradients, collection. Each level waits for the next lower one:

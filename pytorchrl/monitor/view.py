@@ -49,7 +49,7 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerView:
     """One worker of the worker tree.
 
     Attributes:
@@ -85,7 +85,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """A fault that was counted between two records, such as the replacement of a lost worker."""
 
     env_steps: int
@@ -122,12 +122,12 @@ class RunView:
     run: Record
     result: Record
     latest: Record
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerView, ...]
     rates: Mapping[str, float]
     shares: Mapping[str, Mapping[str, float]]
     waits: tuple[Wait, ...]
     bottleneck: str
-    events: tuple[Event, ...]
+    events: tuple[RunEvent, ...]
     records: tuple[Record, ...]
     problems: tuple[str, ...] = ()
 
@@ -310,15 +310,15 @@ def _rates(before: Record, latest: Record, seconds: float) -> dict[str, float]:
     return {name: rate for name, rate in found.items() if rate is not None}
 
 
-def _workers(before: Record, latest: Record, seconds: float) -> tuple[Worker, ...]:
+def _workers(before: Record, latest: Record, seconds: float) -> tuple[WorkerView, ...]:
     earlier = {text(row, "worker"): row for row in rows(before, "scheme", "by_worker")}
     return tuple(_worker(row, earlier.get(text(row, "worker")), seconds)
                  for row in rows(latest, "scheme", "by_worker") if isinstance(row, dict))
 
 
-def _worker(row: Record, before: object, seconds: float) -> Worker:
+def _worker(row: Record, before: object, seconds: float) -> WorkerView:
     total = "env_steps" if "env_steps" in row else "gradients"
-    return Worker(
+    return WorkerView(
         name=text(row, "worker"), is_collector=total == "env_steps", total=count(row, total),
         rate=_rate(number(before, total), number(row, total), seconds), restarts=count(row, "restarts"),
         lag=_lag(item(row, "policy_lag")))
@@ -359,23 +359,23 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
     return tuple(sorted((wait for wait in found if wait.share >= _MIN_WAIT_SHARE), key=lambda wait: -wait.share))
 
 
-def _events(records: Sequence[Record]) -> tuple[Event, ...]:
+def _events(records: Sequence[Record]) -> tuple[RunEvent, ...]:
     """Return an event for each fault counter that increased between two consecutive records."""
     names = (("workers_restarted", "lost workers replaced"), ("envs_restarted", "environments restarted"),
              ("updates_skipped_nan", "updates skipped because they were not finite"))
-    found: list[Event] = []
+    found: list[RunEvent] = []
     before: Record = {}
     for record in records:
         for name, what in names:
             more = count(record, "scheme", name) - count(before, "scheme", name)
             if more > 0:
                 who = _restarted(before, record) if name == "workers_restarted" else ""
-                found.append(Event(count(record, "env_steps"), number(record, "seconds") or 0.0,
-                                   f"{what}: {more}{f' ({who})' if who else ''}"))
+                found.append(RunEvent(count(record, "env_steps"), number(record, "seconds") or 0.0,
+                                      f"{what}: {more}{f' ({who})' if who else ''}"))
         missing = count(record, "scheme", "workers_missing")
         if missing > count(before, "scheme", "workers_missing"):
-            found.append(Event(count(record, "env_steps"), number(record, "seconds") or 0.0,
-                               f"{missing} of {count(record, 'scheme', 'workers')} workers missing"))
+            found.append(RunEvent(count(record, "env_steps"), number(record, "seconds") or 0.0,
+                                  f"{missing} of {count(record, 'scheme', 'workers')} workers missing"))
         before = record
     return tuple(found)
 

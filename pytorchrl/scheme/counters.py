@@ -12,7 +12,7 @@ from typing import TypeVar
 K = TypeVar("K")
 
 
-class Kind(Enum):
+class Merge(Enum):
     """The rule for merging the values of a counter."""
 
     TOTAL = "total"
@@ -23,13 +23,13 @@ class Kind(Enum):
     """The value in a worker's latest message; merged as the largest value of all workers."""
 
 
-def counter(kind: Kind, help: str) -> int:
-    """Declare a counter with its kind and a one-sentence description."""
-    return field(default=0, metadata={"kind": kind, "help": help})
+def counter(merge: Merge, help: str) -> int:
+    """Declare a counter with its rule for merging and a one-sentence description."""
+    return field(default=0, metadata={"merge": merge, "help": help})
 
 
 def _total(help: str) -> dict[str, object]:
-    return {"kind": Kind.TOTAL, "help": help}
+    return {"merge": Merge.TOTAL, "help": help}
 
 
 def _zeros() -> defaultdict[K, int]:
@@ -40,14 +40,14 @@ def _zeros() -> defaultdict[K, int]:
 class WorkerCounters:
     """The counters of a gradient worker and of the collection workers and replay shards below it."""
 
-    rollouts: int = counter(Kind.TOTAL, "Rollouts taken for training or added to replay.")
-    preempted: int = counter(Kind.TOTAL, "Preempted rollouts that were taken for training or added to replay.")
-    collected_in_use: int = counter(Kind.TOTAL, "Env steps of rollouts taken for training or added to replay.")
-    preempted_steps: int = counter(Kind.TOTAL, "Env steps of the rollouts counted by `preempted`.")
-    preempted_episodes: int = counter(Kind.TOTAL, "Episodes that ended in preempted rollouts.")
-    preempted_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `preempted_episodes`.")
-    full_episodes: int = counter(Kind.TOTAL, "Episodes that ended in full rollouts.")
-    full_episode_steps: int = counter(Kind.TOTAL, "Env steps of the episodes counted by `full_episodes`.")
+    rollouts: int = counter(Merge.TOTAL, "Rollouts taken for training or added to replay.")
+    preempted: int = counter(Merge.TOTAL, "Preempted rollouts that were taken for training or added to replay.")
+    collected_in_use: int = counter(Merge.TOTAL, "Env steps of rollouts taken for training or added to replay.")
+    preempted_steps: int = counter(Merge.TOTAL, "Env steps of the rollouts counted by `preempted`.")
+    preempted_episodes: int = counter(Merge.TOTAL, "Episodes that ended in preempted rollouts.")
+    preempted_episode_steps: int = counter(Merge.TOTAL, "Env steps of the episodes counted by `preempted_episodes`.")
+    full_episodes: int = counter(Merge.TOTAL, "Episodes that ended in full rollouts.")
+    full_episode_steps: int = counter(Merge.TOTAL, "Env steps of the episodes counted by `full_episodes`.")
     preempted_by_worker: defaultdict[int, int] = field(
         default_factory=_zeros, metadata=_total("Preempted rollouts, by index of the collection worker."))
     env_steps_by_worker: defaultdict[int, int] = field(
@@ -57,27 +57,27 @@ class WorkerCounters:
         default_factory=_zeros, metadata=_total("Replacements of lost collection workers, by index of the worker."))
     agent_steps: defaultdict[str, int] = field(
         default_factory=_zeros, metadata=_total("Decisions of each policy's agents, if there are several policies."))
-    envs_restarted: int = counter(Kind.TOTAL, "Environments that were replaced because they raised an error.")
-    bytes_raw: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients before compression.")
-    bytes_sent: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients after any compression.")
-    bytes_out: int = counter(Kind.TOTAL, "Bytes of weights sent to collection workers.")
-    weight_pushes: int = counter(Kind.TOTAL, "Transfers of weights to a collection worker.")
-    restarts: int = counter(Kind.TOTAL, "Lost collection workers and shards that were replaced.")
-    dropped_items: int = counter(Kind.TOTAL, "Queued train batches that were dropped before use.")
-    passes_cancelled: int = counter(Kind.TOTAL, "Cancelled passes over train batches.")
-    replay_items_dropped: int = counter(Kind.TOTAL, "Batches that were drawn from shards but not used.")
-    stale_priorities: int = counter(Kind.TOTAL, "Priority updates for transitions that were no longer in replay.")
-    backward_passes: int = counter(Kind.TOTAL, "Backward passes.")
-    microbatch_steps: int = counter(Kind.LARGEST, "Number of samples in the last batch.")
-    inference_batches: int = counter(Kind.TOTAL, "Batches of actions that were chosen by central inference.")
-    inference_rows: int = counter(Kind.TOTAL, "Environments in all batches of central inference.")
-    inference_lag: int = counter(Kind.TOTAL, "Lags of the weights in all batches of central inference, in updates.")
-    collectors: int = counter(Kind.LEVEL, "Collection workers, including the local one if it collects.")
-    workers: int = counter(Kind.LEVEL, "Remote collection workers and shards.")
-    workers_missing: int = counter(Kind.LEVEL, "Remote collection workers and shards lost and not yet replaced.")
-    queued_items: int = counter(Kind.LEVEL, "Queued train batches, or batches from shards that wait for the learner.")
-    requests_in_flight: int = counter(Kind.LEVEL, "Rollouts requested from remote collection workers.")
-    draws_in_flight: int = counter(Kind.LEVEL, "Batches requested from shards.")
+    envs_restarted: int = counter(Merge.TOTAL, "Environments that were replaced because they raised an error.")
+    bytes_raw: int = counter(Merge.TOTAL, "Bytes of rollouts and gradients before compression.")
+    bytes_sent: int = counter(Merge.TOTAL, "Bytes of rollouts and gradients after any compression.")
+    bytes_out: int = counter(Merge.TOTAL, "Bytes of weights sent to collection workers.")
+    weight_pushes: int = counter(Merge.TOTAL, "Transfers of weights to a collection worker.")
+    restarts: int = counter(Merge.TOTAL, "Lost collection workers and shards that were replaced.")
+    dropped_items: int = counter(Merge.TOTAL, "Queued train batches that were dropped before use.")
+    passes_cancelled: int = counter(Merge.TOTAL, "Cancelled passes over train batches.")
+    replay_items_dropped: int = counter(Merge.TOTAL, "Batches that were drawn from shards but not used.")
+    stale_priorities: int = counter(Merge.TOTAL, "Priority updates for transitions that were no longer in replay.")
+    backward_passes: int = counter(Merge.TOTAL, "Backward passes.")
+    microbatch_steps: int = counter(Merge.LARGEST, "Number of samples in the last batch.")
+    inference_batches: int = counter(Merge.TOTAL, "Batches of actions that were chosen by central inference.")
+    inference_rows: int = counter(Merge.TOTAL, "Environments in all batches of central inference.")
+    inference_lag: int = counter(Merge.TOTAL, "Lags of the weights in all batches of central inference, in updates.")
+    collectors: int = counter(Merge.LEVEL, "Collection workers, including the local one if it collects.")
+    workers: int = counter(Merge.LEVEL, "Remote collection workers and shards.")
+    workers_missing: int = counter(Merge.LEVEL, "Remote collection workers and shards lost and not yet replaced.")
+    queued_items: int = counter(Merge.LEVEL, "Queued train batches, or batches from shards that wait for the learner.")
+    requests_in_flight: int = counter(Merge.LEVEL, "Rollouts requested from remote collection workers.")
+    draws_in_flight: int = counter(Merge.LEVEL, "Batches requested from shards.")
 
     @classmethod
     def merge(cls, parts: Iterable[WorkerCounters]) -> WorkerCounters:
@@ -106,6 +106,6 @@ class WorkerCounters:
 
 # Group the fields by merging rule once, at import.
 _BY_KEY = [declared.name for declared in fields(WorkerCounters) if declared.default_factory is _zeros]
-_LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["kind"] is Kind.LARGEST]
+_LARGEST = [declared.name for declared in fields(WorkerCounters) if declared.metadata["merge"] is Merge.LARGEST]
 _SUMMED = [declared.name for declared in fields(WorkerCounters) if declared.name not in (*_BY_KEY, *_LARGEST)]
 _SUMMED_OF = attrgetter(*_SUMMED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, Memory
+from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, MemoryState
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.env import EnvFactory
@@ -240,7 +240,7 @@ class TrainedAgent:
         return policies if isinstance(self.agent.play_envs, MultiAgentEnvFactory) else policies[POLICY]
 
     def act(
-        self, obs: Observation, memory: Memory = None, *, deterministic: bool = True, mask: Mask = None,
+        self, obs: Observation, memory: MemoryState = None, *, deterministic: bool = True, mask: Mask = None,
     ) -> Chosen:
         """Choose the action for one observation of one environment.
 

@@ -21,7 +21,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
 
-Spaces = Mapping[str, gym.Space[object]]
+LeafSpaces = Mapping[str, gym.Space[object]]
 
 _IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala": ImpalaCNN, "fixup": FixupCNN}
 _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
@@ -41,7 +41,7 @@ class NetworkOptions(Protocol):
     """The options from which an actor's trunk is built."""
 
     @property
-    def observation_space(self) -> Spaces:
+    def observation_space(self) -> LeafSpaces:
         """Mapping from each leaf to its space."""
 
     @property
@@ -128,7 +128,7 @@ class Trunk(nn.Module):
         return memory.forward(features, state, done)
 
 
-def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
+def check_extractor(name: str | Callable[..., object], spaces: LeafSpaces) -> None:
     """Check, before any worker is built, that an extractor exists and fits the spaces.
 
     The extractor `auto` applies fully connected layers to a leaf that has the shape of an image but does not satisfy

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from pytorchrl.agent.algorithms.on_policy import ADVANTAGE_NORMALIZATION_HELP, NUM_MINI_BATCH_HELP, OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.data import Batch, Evaluated, Parameters
+from pytorchrl.agent.data import Batch, Evaluated, LossParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
@@ -37,7 +37,7 @@ class A2C(OnPolicyAlgorithm):
             "none", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
 
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
+        self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `OnPolicyAlgorithm`."""
         return {

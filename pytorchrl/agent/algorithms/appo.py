@@ -17,7 +17,7 @@ from pytorchrl.agent.algorithms.base import copy_tensors
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
-from pytorchrl.agent.data import Batch, Evaluated, Obs, Parameters
+from pytorchrl.agent.data import Batch, Evaluated, LossParameters, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import VTraceBuffer
 from pytorchrl.errors import ConfigError, WeightsError
@@ -87,7 +87,7 @@ class APPO(VTraceAlgorithm, PPO):
     # Learning
 
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
+        self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO`.
 

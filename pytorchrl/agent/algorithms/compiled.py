@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.cuda_graphs import recorded
-from pytorchrl.agent.data import Batch, Parameters, ReplayBatch
+from pytorchrl.agent.data import Batch, LossParameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
 from pytorchrl.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LossFunction = Callable[[Batch, Parameters, Tensor], tuple[Tensor, Tensor]]
+LossFunction = Callable[[Batch, LossParameters, Tensor], tuple[Tensor, Tensor]]
 LossesFunction = Callable[[ReplayBatch, NoiseSource], tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
 Fields = tuple[Any, ...]
 """Values of the first ten fields of `Batch`, in order."""
-Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
-Gradients = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
+GradientFunction = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
+GradientsFunction = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
 
 _is_training = operator.attrgetter("training")
 
@@ -64,7 +64,7 @@ class CompiledGradient:
             device: Device of the network.
         """
         self._loss, self._params, self._modules = loss, params, list(network.modules())
-        self._graphs: dict[Hashable, Gradient] = {}
+        self._graphs: dict[Hashable, GradientFunction] = {}
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,7 +110,7 @@ class CompiledLosses:
         """
         self._losses, self._groups = losses, groups
         self._modules = [module for network in networks for module in network.modules()]
-        self._graphs: dict[Hashable, Gradients] = {}
+        self._graphs: dict[Hashable, GradientsFunction] = {}
 
     def __call__(self, batch: ReplayBatch, draws: list[Tensor],
                  due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:

@@ -31,7 +31,7 @@ _MAX_GRAPHS = 8
 _RECORDING = threading.Lock()
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records the kernels of functions, so that they can be launched again without running Python code."""
 
     device: torch.device
@@ -50,7 +50,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records kernels into CUDA graphs that share one memory pool; see `Recorder`.
+    """Records kernels into CUDA graphs that share one memory pool; see `GraphRecorder`.
 
     Args:
         device: Device of the kernels.
@@ -62,7 +62,7 @@ class CudaRecorder:
         self._first: torch.cuda.CUDAGraph | None = None
 
     def record(self, function: Callable[[], R]) -> tuple[R, Callable[[], None]]:
-        """Record the kernels that `function` launches; see `Recorder`."""
+        """Record the kernels that `function` launches; see `GraphRecorder`."""
         graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
         if self._generator is not None:
             graph.register_generator_state(self._generator)
@@ -88,7 +88,7 @@ class Recorded:
         recorder: Records the kernels.
     """
 
-    def __init__(self, function: Callable[..., object], recorder: Recorder) -> None:
+    def __init__(self, function: Callable[..., object], recorder: GraphRecorder) -> None:
         self._function, self._recorder = function, recorder
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[list[object], object, Callable[[], None]]] = {}

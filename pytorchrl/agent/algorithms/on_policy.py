@@ -33,8 +33,8 @@ from pytorchrl.agent.data import (
     BatchStorage,
     DataKind,
     Evaluated,
+    LossParameters,
     Obs,
-    Parameters,
     RolloutData,
 )
 from pytorchrl.agent.options import AgentOptions, Factory, option
@@ -226,7 +226,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     @abstractmethod
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
+        self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss for each sample; a subclass may add its own terms to those of its base class.
 
@@ -253,7 +253,7 @@ class OnPolicyAlgorithm(Algorithm):
         return {"policy_loss": 1.0, "value_loss": parameters["value_loss_coef"], "entropy": -parameters["entropy_coef"]}
 
     def loss(
-        self, evaluated: Evaluated, batch: Batch, parameters: Parameters, weights: Tensor,
+        self, evaluated: Evaluated, batch: Batch, parameters: LossParameters, weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Compute the loss from `terms`.
 
@@ -354,7 +354,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     # Helpers
 
-    def _evaluate_loss(self, batch: Batch, parameters: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _evaluate_loss(self, batch: Batch, parameters: LossParameters, weights: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
             evaluated = self.actor.evaluate_all(batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
         if not self.info_names:

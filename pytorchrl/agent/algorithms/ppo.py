@@ -11,7 +11,7 @@ from torch import Tensor
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.data import Batch, Evaluated, Parameters
+from pytorchrl.agent.data import Batch, Evaluated, LossParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
@@ -66,7 +66,7 @@ class PPO(OnPolicyAlgorithm):
         self.recompute_advantages = options.recompute_advantages
 
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
+        self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `OnPolicyAlgorithm`.
 

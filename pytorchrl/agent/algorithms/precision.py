@@ -68,7 +68,7 @@ class BatchShape(NamedTuple):
     """L, steps of a sequence; 1 for an actor without memory."""
 
 
-class Trial(NamedTuple):
+class PrecisionTrial(NamedTuple):
     """The shortest time of a gradient in each precision, in seconds."""
 
     float32_s: float
@@ -129,7 +129,7 @@ def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Fa
     return _with_options(algorithm, policies={**policies_of(algorithm), **changed})
 
 
-def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> Trial:
+def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> PrecisionTrial:
     """Measure the time of one gradient in each precision, for an algorithm with one policy.
 
     Args:
@@ -151,7 +151,7 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
 
 def compare(
     float32: Callable[[], object], bfloat16: Callable[[], object], clock: Callable[[], float] = time.perf_counter,
-) -> Trial:
+) -> PrecisionTrial:
     """Call two functions alternately, and return the shortest time of each.
 
     The first call of each function is ignored, because it is often slower than later calls.
@@ -164,7 +164,7 @@ def compare(
     start, pairs = clock(), [(seconds(float32), seconds(bfloat16))]
     while len(pairs) <= _LEAST_PAIRS or clock() - start < TRIAL_S:
         pairs.append((seconds(float32), seconds(bfloat16)))
-    return Trial(*map(min, zip(*pairs[1:], strict=True)))
+    return PrecisionTrial(*map(min, zip(*pairs[1:], strict=True)))
 
 
 def example_rows(example: Obs, count: int) -> Obs:

@@ -33,14 +33,14 @@ WINDOW = 1000
 _SEED_SHIFT = 33
 
 
-class Fault(NamedTuple):
+class EnvFault(NamedTuple):
     """The reason for replacing an environment, as text, because not every exception can be pickled."""
 
     message: str
     trace: str
 
     @classmethod
-    def of(cls, error: EnvError) -> Fault:
+    def of(cls, error: EnvError) -> EnvFault:
         """Create a fault from an error whose cause is the environment's own exception."""
         return cls(str(error), traceback_of(error.__cause__ or error))
 
@@ -62,7 +62,7 @@ class Restarts:
     def __init__(self, limit: int, now: Callable[[], int] = int, logs: bool = True) -> None:
         self.limit, self.now = limit, now
         self.total = 0
-        self.unreported: list[Fault] = []
+        self.unreported: list[EnvFault] = []
         self._logs = logs
         self._steps: deque[int] = deque()
 
@@ -70,7 +70,7 @@ class Restarts:
         """Pickle the limit, but not the counts, because each process counts the restarts of its own environments."""
         return Restarts, (self.limit, int, self._logs)
 
-    def spend(self, fault: Fault, cause: BaseException | None) -> None:
+    def spend(self, fault: EnvFault, cause: BaseException | None) -> None:
         """Count a restart that the caller is about to make.
 
         Args:
@@ -138,7 +138,7 @@ class RestartingEnv(GuardedEnv):
         fault, self._fault = self._fault, None
         while True:
             if fault is not None:
-                self.restarts.spend(Fault.of(fault), fault.__cause__)
+                self.restarts.spend(EnvFault.of(fault), fault.__cause__)
             try:
                 if fault is not None:
                     seed = self._replace()

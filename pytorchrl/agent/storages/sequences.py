@@ -40,7 +40,7 @@ class _Window(NamedTuple):
     """Number of burn-in rows."""
 
 
-class Episode:
+class EpisodeWindows:
     """The windows (sequences of steps, each drawn as a whole) of one episode, found as the steps arrive.
 
     The trained steps of window k begin k * `period` steps after the first step of the episode. The `burn_in` steps
@@ -106,7 +106,7 @@ class Episode:
                 "start": list(self._start), "num_opened": self._num_opened}
 
     @classmethod
-    def from_state(cls, options: SequenceBuffer.Options, state: StateDict) -> Episode:
+    def from_state(cls, options: SequenceBuffer.Options, state: StateDict) -> EpisodeWindows:
         """Restore an episode from its `state_dict()`."""
         episode = cls(options, state["from_start"])
         episode.num_steps, episode._num_opened = state["num_steps"], state["num_opened"]
@@ -187,7 +187,7 @@ class SequenceBuffer(PERBuffer):
         self.state_slots = SlotPool()
         self._states = {
             name: np.zeros((0, state.shape[1]), np.float32) for name, state in actor.initial_states(1).items()}
-        self._episodes: dict[Hashable, list[Episode | None]] = {}
+        self._episodes: dict[Hashable, list[EpisodeWindows | None]] = {}
 
     @classmethod
     def check_size(cls, options: Options, num_envs: int, num_sources: int, share: int | None = None) -> None:
@@ -243,8 +243,8 @@ class SequenceBuffer(PERBuffer):
         self._episodes = {other: self._episodes[other] for other in ring.sources}
         self._make_windows_drawable(windows)
 
-    def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
-            Episode | None, list[int], list[_Window]]:
+    def _follow(self, episode: EpisodeWindows | None, runs: Sequence[_Run], first_id: int) -> tuple[
+            EpisodeWindows | None, list[int], list[_Window]]:
         """Find windows in the runs of one environment (see `_Run`); `episode` is its unfinished episode, or None.
 
         Returns:
@@ -256,7 +256,7 @@ class SequenceBuffer(PERBuffer):
         for run in runs:
             if run.is_valid:
                 if run.is_first or episode is None:
-                    episode = Episode(self.options, run.is_first)
+                    episode = EpisodeWindows(self.options, run.is_first)
                 states, found = episode.grow(first_id + run.begin, run.end - run.begin)
                 wanted += states
                 windows += found
@@ -409,7 +409,7 @@ class SequenceBuffer(PERBuffer):
         self._states = {name: np.array(states) for name, states in contents["states"].items()}
         self.state_slots.load_state_dict(contents["slots"], min(map(len, self._states.values()), default=0))
         self._episodes = {
-            source: [None if state is None else Episode.from_state(self.options, state) for state in states]
+            source: [None if state is None else EpisodeWindows.from_state(self.options, state) for state in states]
             for source, states in contents["episodes"]}
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from pytorchrl.runtime.processes.shared_memory import Block, BlockPool, MappedBlocks, is_reused
 from pytorchrl.runtime.processes.wire import (
     Build,
-    Parts,
+    MessageParts,
     ScalarList,
     Stored,
     StoredValue,
@@ -104,7 +104,7 @@ class Shared(StoredValue):
             _pool.release(self.block.number)
 
 
-def _bytes_of(parts: Parts) -> bytes:
+def _bytes_of(parts: MessageParts) -> bytes:
     memory: np.ndarray = np.zeros(parts.size, np.uint8)
     parts.copy_to(memory)
     return memory.tobytes()
@@ -184,7 +184,7 @@ class Channel:
         return number, b"" if is_known else cloudpickle.dumps(structure)
 
     @staticmethod
-    def _placed(parts: Parts, blocks: list[Block]) -> Content:
+    def _placed(parts: MessageParts, blocks: list[Block]) -> Content:
         if parts.size <= LARGEST_ENCLOSED:
             return _bytes_of(parts)
         block = _pool.acquire(parts.size)

@@ -40,7 +40,7 @@ Build: TypeAlias = Callable[[Scalars, np.ndarray, Iterator["Stored"]], Value]
 Stored: TypeAlias = tuple[Scalars, np.ndarray]
 """Scalars, and bytes of the arrays, of a value that was stored once for many readers."""
 
-Take: TypeAlias = Callable[[Value, "Parts"], Structure]
+Take: TypeAlias = Callable[[Value, "MessageParts"], Structure]
 """Function that adds the scalars and arrays of a value to the parts of a message, and returns the value's structure."""
 
 ALIGNMENT = 64
@@ -55,7 +55,7 @@ _TENSORS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int3
 
 
 @dataclass(slots=True)
-class Parts:
+class MessageParts:
     """The scalars and arrays of a value.
 
     Attributes:
@@ -94,22 +94,22 @@ class StoredValue:
     structure: Structure
 
 
-def take_apart(value: object) -> tuple[Structure, Parts]:
+def take_apart(value: object) -> tuple[Structure, MessageParts]:
     """Divide a value into its structure and its parts (scalars and arrays), from which an equal value can be built.
 
     Within the value, an object that cannot be divided in this way, such as an exception, is pickled. In the rebuilt
     value, arrays are read-only, and tensors are writable. If an object occurs twice in the value, the rebuilt value
     contains two equal objects, unless both occurrences are within one pickled object.
     """
-    parts = Parts()
+    parts = MessageParts()
     try:
         return _take(value, parts), parts
     except RecursionError:  # the value contains itself
-        parts = Parts()
+        parts = MessageParts()
         return _take_other(value, parts), parts
 
 
-def _take(value: object, parts: Parts) -> Structure:
+def _take(value: object, parts: MessageParts) -> Structure:
     kind = type(value)
     if kind in _PLAIN:
         parts.scalars.append(value)
@@ -131,7 +131,7 @@ def _taker_of(kind: type) -> Take:
     if dataclasses.is_dataclass(kind) and _is_plain(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
 
-        def take(value: object, parts: Parts) -> Structure:
+        def take(value: object, parts: MessageParts) -> Structure:
             if len(getattr(value, "__dict__", names)) != len(names):  # it has attributes that are not fields
                 return _take_other(value, parts)
             return ("object", kind, names, tuple([_take(getattr(value, name), parts) for name in names]))
@@ -152,7 +152,7 @@ def _is_plain(kind: type) -> bool:
         getattr(kind, name).__module__ == "dataclasses" for name in names))
 
 
-def _take_sequence(value: Sequence[object], parts: Parts) -> Structure:
+def _take_sequence(value: Sequence[object], parts: MessageParts) -> Structure:
     parts.scalars.append(len(value))
     children = [_take(item, parts) for item in value]
     if children and children.count(children[0]) == len(children):
@@ -160,46 +160,46 @@ def _take_sequence(value: Sequence[object], parts: Parts) -> Structure:
     return ("sequence", type(value), tuple(children))
 
 
-def _take_dict(value: Mapping[object, object] | Mapping[str, object], parts: Parts) -> Structure:
+def _take_dict(value: Mapping[object, object] | Mapping[str, object], parts: MessageParts) -> Structure:
     if all(type(key) is str for key in value):
         return ("dict", tuple(value), tuple([_take(item, parts) for item in value.values()]))
     return ("mapping", _take_sequence(list(value), parts), _take_sequence(list(value.values()), parts))
 
 
-def _take_default_dict(value: defaultdict[object, object], parts: Parts) -> Structure:
+def _take_default_dict(value: defaultdict[object, object], parts: MessageParts) -> Structure:
     return ("default_dict", _take(value.default_factory, parts), _take_dict(value, parts))
 
 
-def _take_partial(value: partial[object], parts: Parts) -> Structure:
+def _take_partial(value: partial[object], parts: MessageParts) -> Structure:
     if value.__dict__:
         return _take_other(value, parts)
     return ("partial", _take_sequence((value.func, *value.args), parts), _take_dict(value.keywords, parts))
 
 
-def _take_array(value: np.ndarray, parts: Parts) -> Structure:
+def _take_array(value: np.ndarray, parts: MessageParts) -> Structure:
     if value.dtype.kind not in "biufc":
         return _take_other(value, parts)
     parts.scalars.append((parts.add(value), value.shape))
     return ("array", value.dtype.str)
 
 
-def _take_tensor(value: Tensor, parts: Parts) -> Structure:
+def _take_tensor(value: Tensor, parts: MessageParts) -> Structure:
     if (value.dtype not in _TENSORS or value.requires_grad or value.device.type != "cpu"
             or value.layout is not torch.strided or value.is_neg() or vars(value)):
         return _take_other(value, parts)
     return ("tensor", _take_array(value.numpy(), parts))
 
 
-def _take_constant(value: object, parts: Parts) -> Structure:
+def _take_constant(value: object, parts: MessageParts) -> Structure:
     return ("constant", type(value), value)  # with the type, because members of different enums can be equal
 
 
-def _take_stored(value: StoredValue, parts: Parts) -> Structure:
+def _take_stored(value: StoredValue, parts: MessageParts) -> Structure:
     parts.stored.append(value)
     return ("stored", value.structure)
 
 
-def _take_other(value: object, parts: Parts) -> Structure:
+def _take_other(value: object, parts: MessageParts) -> Structure:
     buffers: list[pickle.PickleBuffer] = []
     pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     places = []

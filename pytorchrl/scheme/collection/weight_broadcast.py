@@ -11,7 +11,7 @@ from pytorchrl.scheme.transport.encoder import Compression, Traffic
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 from pytorchrl.support.untyped import Payload
 
-Due = Callable[[int, int], bool]
+IsDue = Callable[[int, int], bool]
 """A function that returns whether a worker should receive new weights, given the version of its weights and the number
 of env steps that it has delivered since these weights were attached."""
 
@@ -85,7 +85,7 @@ class WeightBroadcast:
             return version < 0 or age >= self._interval
         return version < 0 or (age > 0 and steps >= self._max_delay)
 
-    def _attach(self, due: Due, only: int | None = None) -> None:
+    def _attach(self, due: IsDue, only: int | None = None) -> None:
         with self._journal.reading():
             start = self.watch.now()
             places = range(len(self._versions)) if only is None else (only,)

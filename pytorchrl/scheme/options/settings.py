@@ -165,7 +165,7 @@ class Settings:
             ConfigError: A name is unknown.
         """
         refuse_unknown(given, known_keywords(), "Scheme has no option")
-        reader = Reader(given)
+        reader = KeywordReader(given)
         if collection is None:
             collection = reader.choose(collection_kind(reader), COLLECTION_KINDS)
         else:
@@ -277,7 +277,7 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
     return problems
 
 
-class Reader:
+class KeywordReader:
     """Builds options from keyword arguments of `Scheme`, and collects the messages of all errors in `problems`."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
@@ -320,7 +320,7 @@ class Reader:
         return options
 
 
-def collection_kind(reader: Reader) -> type[Collection]:
+def collection_kind(reader: KeywordReader) -> type[Collection]:
     """Return the kind of collection that the keywords in `reader` select; add any problem to `reader.problems`."""
     pattern = reader.read(CollectionPattern)
     is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
@@ -342,7 +342,7 @@ def collection_of(given: Mapping[str, object]) -> Collection:
     """
     known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
     refuse_unknown(given, {name: ("scheme", name) for name in known}, "GWorkerSet has no option")
-    reader = Reader(given)
+    reader = KeywordReader(given)
     collection = reader.with_execution(reader.choose(collection_kind(reader), COLLECTION_KINDS), "col")
     raise_all(reader.problems)
     found: Collection = collection
@@ -365,7 +365,7 @@ def default_collection(communication: Communication, fraction_workers: float, *,
     return SynchronousCollection(col_fraction_workers=fraction_workers)
 
 
-def gradient_kind(reader: Reader) -> type[GradientKind]:
+def gradient_kind(reader: KeywordReader) -> type[GradientKind]:
     """Return the class of gradient options that the keywords in `reader` select; add problems to `reader.problems`."""
     pattern = reader.read(GradientPattern)
     if pattern is None:
@@ -388,14 +388,16 @@ def gradients_of(given: Mapping[str, object], options: GWorkerSetOptions) -> Gra
         ConfigError: An option has a wrong value or no effect. The message lists all problems.
     """
     known = {name for kind in (GradientPattern, *GRADIENT_KINDS) for name in kind.declarations()}
-    reader = Reader({**as_keywords(options), **{name: value for name, value in given.items() if name in known}})
+    reader = KeywordReader({**as_keywords(options), **{name: value for name, value in given.items() if name in known}})
     gradients = reader.with_execution(reader.choose(gradient_kind(reader), GRADIENT_KINDS), "grad")
     raise_all(reader.problems)
     found: GradientKind = gradients
     return found
 
 
-def _runtime_kind(reader: Reader, name: str | None, is_remote: bool, is_replay: bool) -> type[RuntimeKind] | None:
+def _runtime_kind(
+    reader: KeywordReader, name: str | None, is_remote: bool, is_replay: bool,
+) -> type[RuntimeKind] | None:
     if name is not None and name not in RUNTIME_KINDS:
         reader.problems.append(f"runtime must be one of {list(RUNTIME_KINDS)} or None, got {name!r}")
         return None

@@ -12,10 +12,10 @@ from pytorchrl.errors import WorkerLostError
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import RolloutHeader
 
-Statistic = Any
+ShardStatistic = Any
 """A statistic of a shard that can be written as JSON: a number, None if unknown, or a mapping of numbers."""
 
-_NO_CONTENTS: Mapping[str, Statistic] = MappingProxyType({
+_NO_CONTENTS: Mapping[str, ShardStatistic] = MappingProxyType({
     "added": 0, "sampled": 0, "items": 0, "bytes": 0, "mass": 0.0, "min_priority": None, "stale_priorities": 0,
     "evicted_unused": 0})
 
@@ -33,14 +33,14 @@ class ShardState(NamedTuple):
     """Sum of the sampling weights of the shard's items."""
     smallest: float = float("inf")
     """The smallest sampling weight of the shard's items; infinity without items."""
-    contents: Mapping[str, Statistic] = _NO_CONTENTS
+    contents: Mapping[str, ShardStatistic] = _NO_CONTENTS
     """Statistics of the shard's storage; see `r_worker.describe`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean duration of the last 100 calls of each kind, in milliseconds."""
     traffic: Traffic = Traffic()
     """Traffic measured when the most recently added rollout was decoded."""
 
-    def statistics(self) -> dict[str, Statistic]:
+    def statistics(self) -> dict[str, ShardStatistic]:
         """Return the storage's statistics, and the mean time in ms of each kind of call (None without such calls)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}

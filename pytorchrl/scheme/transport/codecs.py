@@ -22,9 +22,9 @@ from pytorchrl.agent.multi.data import MultiRollout
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.support.untyped import Payload
 
-Arrays = Sequence[np.ndarray]
-Encode = Callable[[np.ndarray], Arrays | None]
-Decode = Callable[[Arrays, np.dtype, int], np.ndarray]
+EncodedArrays = Sequence[np.ndarray]
+Encode = Callable[[np.ndarray], EncodedArrays | None]
+Decode = Callable[[EncodedArrays, np.dtype, int], np.ndarray]
 
 _MAX_HALF = 65504.0
 # Number of values that share a scale. With a single scale for all values, the error of a gradient would be ten to forty
@@ -117,11 +117,11 @@ def num_bytes(data: Payload) -> int:
 # Lossless codecs
 
 
-def _encode_lz4(flat: np.ndarray) -> Arrays:
+def _encode_lz4(flat: np.ndarray) -> EncodedArrays:
     return [np.frombuffer(importlib.import_module("lz4.frame").compress(flat.data), np.uint8)]
 
 
-def _decode_lz4(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
+def _decode_lz4(arrays: EncodedArrays, dtype: np.dtype, size: int) -> np.ndarray:
     raw = importlib.import_module("lz4.frame").decompress(arrays[0].data, return_bytearray=True)
     return np.frombuffer(raw, dtype)
 
@@ -129,13 +129,13 @@ def _decode_lz4(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 _zstd = threading.local()  # threads must not share zstandard objects
 
 
-def _encode_zstd(flat: np.ndarray) -> Arrays:
+def _encode_zstd(flat: np.ndarray) -> EncodedArrays:
     if not hasattr(_zstd, "compressor"):
         _zstd.compressor = importlib.import_module("zstandard").ZstdCompressor(level=_ZSTD_LEVEL)
     return [np.frombuffer(_zstd.compressor.compress(flat.data), np.uint8)]
 
 
-def _decode_zstd(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
+def _decode_zstd(arrays: EncodedArrays, dtype: np.dtype, size: int) -> np.ndarray:
     if not hasattr(_zstd, "decompressor"):
         _zstd.decompressor = importlib.import_module("zstandard").ZstdDecompressor()
     out = np.empty(size, dtype)
@@ -149,7 +149,7 @@ def _encode_none(flat: np.ndarray) -> None:
     """Return None, so that the array is sent without encoding."""
 
 
-def _decode_none(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
+def _decode_none(arrays: EncodedArrays, dtype: np.dtype, size: int) -> np.ndarray:
     return arrays[0]
 
 
@@ -162,7 +162,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _encode_half(dtype: torch.dtype, flat: np.ndarray) -> Arrays | None:
+def _encode_half(dtype: torch.dtype, flat: np.ndarray) -> EncodedArrays | None:
     values = _tensor(flat)
     half = values.to(dtype)
     if bool((half.isinf() & values.isfinite()).any()):
@@ -170,11 +170,11 @@ def _encode_half(dtype: torch.dtype, flat: np.ndarray) -> Arrays | None:
     return [half.view(torch.int16).numpy()]
 
 
-def _decode_half(half: torch.dtype, arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
+def _decode_half(half: torch.dtype, arrays: EncodedArrays, dtype: np.dtype, size: int) -> np.ndarray:
     return _tensor(arrays[0]).view(half).float().numpy()
 
 
-def _encode_int8(flat: np.ndarray) -> Arrays:
+def _encode_int8(flat: np.ndarray) -> EncodedArrays:
     """Encode the values as int8, with one scale for each block of values: value = int8 * scale.
 
     See Dettmers et al. 2022, 8-bit optimizers.
@@ -189,7 +189,7 @@ def _encode_int8(flat: np.ndarray) -> Arrays:
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
 
-def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
+def _decode_int8(arrays: EncodedArrays, dtype: np.dtype, size: int) -> np.ndarray:
     codes, scales = arrays
     rows = np.zeros((len(scales), _BLOCK), np.float32)
     rows.reshape(-1)[:size] = codes
@@ -198,7 +198,7 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return rows.reshape(-1)[:size]
 
 
-def _encode_topk(flat: np.ndarray) -> Arrays | None:
+def _encode_topk(flat: np.ndarray) -> EncodedArrays | None:
     """Encode the ten percent of the values that have the largest magnitudes, and their indices.
 
     See Lin et al. 2018, Deep gradient compression. To save time, `np.argpartition` is not called with all values;
@@ -221,7 +221,7 @@ def _encode_topk(flat: np.ndarray) -> Arrays | None:
     return [places.astype(np.int32), flat[places]]
 
 
-def _decode_topk(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
+def _decode_topk(arrays: EncodedArrays, dtype: np.dtype, size: int) -> np.ndarray:
     out = np.zeros(size, np.float32)
     out[arrays[0]] = arrays[1]
     return out

@@ -20,7 +20,7 @@ POLL_INTERVAL_S = 0.1
 _FETCH_TIMEOUT_S = 60.0
 
 
-class Watch(Protocol):
+class WorkerSupervisor(Protocol):
     """Interface of a worker set's supervisor; see `pytorchrl.scheme.supervision.supervisor.Supervisor`."""
 
     @property
@@ -69,7 +69,7 @@ class Requests(Generic[R]):
         on_replaced: Function to call with the index of a worker that was replaced.
     """
 
-    def __init__(self, runtime: Runtime, supervisor: Watch, journal: Journal,
+    def __init__(self, runtime: Runtime, supervisor: WorkerSupervisor, journal: Journal,
                  seconds_of: Callable[[R], float | None], numbers_of: Callable[[R], tuple[int, ...]],
                  on_lost: Callable[[int], object], on_replaced: Callable[[int], object]) -> None:
         self._runtime, self._supervisor, self._journal = runtime, supervisor, journal

@@ -20,7 +20,7 @@ from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.transport.messages import Gradients, Report
 from pytorchrl.scheme.updates.averaging import WeightedMeans
 from pytorchrl.scheme.updates.lags import Lags
-from pytorchrl.scheme.updates.times import Rates, Times
+from pytorchrl.scheme.updates.times import Rates, TreeTimes
 from pytorchrl.scheme.updates.tree_ledger import TreeLedger
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import MetricsDict, StateDict
@@ -156,7 +156,7 @@ class Statistics:
         self._queue_levels = WindowStat("queue", 50)
         self._episodes: deque[Episode] = deque(maxlen=_MAX_EPISODES)
         self._journal_parts: list[WorkersPart] = []
-        self._lags, self._rates, self._times = Lags(), Rates(now, _RATES), Times(now, self._add_time)
+        self._lags, self._rates, self._times = Lags(), Rates(now, _RATES), TreeTimes(now, self._add_time)
         self._info, self._new_updates = WeightedMeans(), 0  # totals since the last call of `take_info`
         self._nan_policy = NanPolicy()
         self._empty_in_a_row = 0

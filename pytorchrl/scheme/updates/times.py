@@ -48,7 +48,7 @@ class Rates:
                 for name, first, last in zip(self._names, before, after, strict=True)}
 
 
-class Times:
+class TreeTimes:
     """Seconds that each level of the tree spent on each part of its work, and mean times of operations.
 
     This class is not thread-safe: callers must hold a common lock when they call any method other than `timed`.

@@ -254,7 +254,7 @@ def test_continuous_actions_may_differ_by_rounding(error, size, num_different):
 def test_discrete_actions_must_be_equal():
     steps = [checks.Observed(np.zeros((3, 4), np.float32), None, np.ones(3, bool), np.array([0, 1, 1]))]
     found = checks.compare(lambda _: [np.array([0, 1, 0])], agent_of("dqn").policy, steps)
-    assert found == checks.Comparison(3, 1, 1.0)
+    assert found == checks.PolicyComparison(3, 1, 1.0)
 
 
 def test_the_check_resets_the_memory_where_an_episode_starts():

@@ -10,6 +10,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 
@@ -203,6 +204,20 @@ def test_docstrings_describe_the_parameters_that_exist():
     found = list(sections_of_arguments())
     assert len(found) > 400
     assert [place for place, described, taken in found if described != taken] == []
+
+
+def test_no_public_type_has_the_name_of_another():
+    """Check that each name of a public class or type alias, at the top level of a module, occurs in one module only."""
+    homes = defaultdict(list)
+    for path in MODULES:
+        for node in nodes_of(path)[0].body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else [
+                target.id for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
+            for name in names:
+                if re.fullmatch(r"[A-Z][a-z]\w*", name):  # not a constant or a type variable such as `T`
+                    homes[name].append(name_of(path))
+    assert len(homes) > 300
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def constructors():

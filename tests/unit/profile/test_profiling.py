@@ -1,4 +1,4 @@
-"""Tests of the bottleneck that a profile reports, with constructed times for each rule, and in simulated runs."""
+"""Tests of the bottleneck that a profile reports, with constructed times for each tip, and in simulated runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.agent.option_values.text import form_of
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.training.composition import option_specs
-from pytorchrl.profile.profiling import RULES, between, explain, options_of, table
+from pytorchrl.profile.profiling import TIPS, between, explain, options_of, table
 from pytorchrl.monitor.time_shares import WORK, critical_parts, shares
 from pytorchrl.scheme.timing import PARTS
 
@@ -107,7 +107,7 @@ def test_a_rule_reports_its_part_and_option(part, options, option):
 
 
 def test_every_rule_has_a_case():
-    advice = {(rule.part, rule.advice.split("{")[0]) for rule in RULES}
+    advice = {(tip.part, tip.advice.split("{")[0]) for tip in TIPS}
     said = [(part, explained(part, options).advice) for part, options, _ in CASES]
     assert {(part, begin) for part, begin in advice for where,
             text in said if where == part and text.startswith(begin)} == advice
@@ -115,15 +115,15 @@ def test_every_rule_has_a_case():
 
 def test_every_part_has_a_rule_that_always_applies():
     own = {f"{level}/{part}" for level, parts in PARTS.items() for part in (*parts, "idle") if part != "wait"}
-    assert {rule.part for rule in RULES} == own | {"gradients/wait"} == set(WORK)
-    last = {rule.part: rule for rule in RULES}
-    assert all(rule.when({"cores": 1, "gpus": 0, "rollout_bytes": 0}) for rule in last.values())
+    assert {tip.part for tip in TIPS} == own | {"gradients/wait"} == set(WORK)
+    last = {tip.part: tip for tip in TIPS}
+    assert all(tip.when({"cores": 1, "gpus": 0, "rollout_bytes": 0}) for tip in last.values())
 
 
 def test_every_option_of_a_rule_is_a_flag():
     flags = {name for algorithm in registered() for name,
              spec in option_specs(algorithm).items() if form_of(spec.hint)}
-    assert {rule.option for rule in RULES} <= flags
+    assert {tip.option for tip in TIPS} <= flags
 
 
 def test_compile_is_not_recommended_for_an_actor_with_memory():

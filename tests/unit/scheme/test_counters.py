@@ -7,12 +7,12 @@ from dataclasses import fields
 
 import pytest
 
-from pytorchrl.scheme.counters import Kind, WorkerCounters
+from pytorchrl.scheme.counters import Merge, WorkerCounters
 
 
 def test_every_counter_has_a_kind_and_a_meaning():
     for declared in fields(WorkerCounters):
-        assert isinstance(declared.metadata["kind"], Kind)
+        assert isinstance(declared.metadata["merge"], Merge)
         assert declared.metadata["help"].endswith(".")
 
 

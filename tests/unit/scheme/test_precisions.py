@@ -14,12 +14,12 @@ from pytorchrl import (
     SequenceBuffer, VecEnv, multi_agent,
 )
 from pytorchrl.agent.algorithms import precision
-from pytorchrl.agent.algorithms.precision import Trial
+from pytorchrl.agent.algorithms.precision import PrecisionTrial
 from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import CheckpointError, DeviceError
 from tests.unit.scheme.checkpointed import through_a_file
 
-FASTER = {True: Trial(2.0, 1.0), False: Trial(1.0, 2.0)}
+FASTER = {True: PrecisionTrial(2.0, 1.0), False: PrecisionTrial(1.0, 2.0)}
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 8}
 
 

@@ -12,7 +12,7 @@ import torch
 from pytorchrl import APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, OffPolicyActor, OnPolicyActor, QActor
 from pytorchrl.agent.algorithms.precision import (
     BatchShape,
-    Trial,
+    PrecisionTrial,
     compare,
     measure,
     precisions_of,
@@ -126,7 +126,7 @@ def test_only_auto_is_decided():
 
 
 def test_a_trial_names_both_times():
-    assert str(Trial(0.004, 0.0015)) == (
+    assert str(PrecisionTrial(0.004, 0.0015)) == (
         "networks compute in bfloat16, because a gradient takes 4 ms in float32 and 1.5 ms in bfloat16")
 
 

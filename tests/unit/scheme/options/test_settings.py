@@ -9,7 +9,7 @@ import pytest
 from pytorchrl.agent.options import Options, option
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.options.base import Kind, as_keywords, build, from_keywords, own_names, raise_all
-from pytorchrl.scheme.options.settings import Reader, misplaced
+from pytorchrl.scheme.options.settings import KeywordReader, misplaced
 from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 
 
@@ -84,7 +84,7 @@ def test_defaults_are_never_misplaced_and_wrong_values_always_are():
 
 
 def test_a_reader_collects_all_problems():
-    reader = Reader({"num_workers": 0, "queue_size": 3, "fraction": 0.5})
+    reader = KeywordReader({"num_workers": 0, "queue_size": 3, "fraction": 0.5})
     assert reader.choose(InStep, KINDS) is None
     reader.refuse("collection", ["fraction", "missing"])
     assert len(reader.problems) == 3
@@ -97,14 +97,14 @@ def test_a_reader_collects_all_problems():
 @pytest.mark.parametrize(("num_workers", "given", "expected"), [
     (1, None, CENTRAL), (2, None, PARALLEL), (1, PARALLEL, PARALLEL), (2, PARALLEL, PARALLEL), (1, CENTRAL, CENTRAL)])
 def test_the_execution_follows_from_the_number_of_workers(num_workers, given, expected):
-    reader = Reader({})
+    reader = KeywordReader({})
     assert reader.with_execution(None, "col") is None
     options = reader.with_execution(InStep(num_workers=num_workers, col_execution=given), "col")
     assert (options.col_execution, options.num_workers, reader.problems) == (expected, num_workers, [])
 
 
 def test_several_workers_are_not_central():
-    reader = Reader({})
+    reader = KeywordReader({})
     reader.with_execution(InStep(num_workers=2, col_execution=CENTRAL), "col")
     (problem,) = reader.problems
     assert "col_execution='Central'" in problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytorchrl.scheme.updates.times import Rates, Times
+from pytorchrl.scheme.updates.times import Rates, TreeTimes
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_rates_are_reset_at_a_restart():
 
 def test_the_remaining_time_of_a_level_is_idle():
     clock, parts = Clock(), []
-    times = Times(clock, lambda *part: parts.append(part))
+    times = TreeTimes(clock, lambda *part: parts.append(part))
     with times.timed("wait"):
         clock.now_s += 3.0
     times.add_part(*parts.pop())
@@ -50,7 +50,7 @@ def test_the_remaining_time_of_a_level_is_idle():
 
 
 def test_times_of_operations_are_means():
-    times = Times(Clock(), print)
+    times = TreeTimes(Clock(), print)
     times.add_step(1.0)
     times.add_step(2.0)
     metrics = times.metrics()
