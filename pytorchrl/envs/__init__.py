@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from pytorchrl.support.work import Work
+
 if TYPE_CHECKING:
     from pytorchrl.envs.atari import atari_factory
     from pytorchrl.envs.box2d import box2d_factory
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from pytorchrl.envs.suites import suite
 
 __all__ = ["atari_factory", "box2d_factory", "classic_factory", "make_factory", "mujoco_factory", "suite"]
+
+WORK = Work("environment")
 
 _HOMES = {"atari_factory": "atari", "box2d_factory": "box2d", "classic_factory": "classic", "make_factory": "lookup",
           "mujoco_factory": "mujoco", "suite": "suites"}

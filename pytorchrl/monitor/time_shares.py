@@ -20,7 +20,7 @@ ValuesByName = Mapping[str, OptionValue]
 # If two levels run concurrently, the lower can be the bottleneck only if the upper's waiting share exceeds this value.
 _MIN_WAIT_SHARE = 0.1
 
-WORK: Mapping[str, str] = {
+DESCRIPTIONS: Mapping[str, str] = {
     "collection/environment": "stepping environments",
     "collection/inference": "choosing actions",
     "collection/store": "storing steps and checking rollouts",
@@ -71,7 +71,7 @@ def bottleneck(time_s: TimeS, options: ValuesByName) -> tuple[str, float, str]:
     """
     candidates = critical_parts(time_s, options)
     part = max(candidates, key=lambda name: candidates[name])
-    sentence = f"{candidates[part]:.0%} of {time_description(candidates)} is {WORK[part]} ({part})"
+    sentence = f"{candidates[part]:.0%} of {time_description(candidates)} is {DESCRIPTIONS[part]} ({part})"
     return part, candidates[part], sentence
 
 

@@ -16,28 +16,14 @@ import sysconfig
 import threading
 import time
 from collections.abc import Mapping
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 
-KINDS = ("environment", "network", "optimizer", "storage", "ours")
-"""The kinds of work; see `kind_of`."""
+from pytorchrl.support.work import KINDS, Kind, Work
 
 _INTERVAL_S = 0.002
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = __name__.partition(".")[0]
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
-
-# Path prefix of files in this package -> kind of work that the functions in these files do. A function in any other
-# file does the same kind of work as its caller, unless `_METHODS` names the function.
-_FILES = {
-    "agent/env/": "ours", "agent/multi/env": "ours", "envs/": "environment", "agent/storages/": "storage",
-    "agent/multi/storage": "storage", "agent/multi/replay": "storage", "agent/actors/": "network",
-    "agent/algorithms/optimizers": "optimizer", "scheme/": "ours"}
-# Function of an algorithm -> its kind of work. Other functions of algorithms do the same kind of work as their caller.
-_METHODS = {
-    "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
-    "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"}
-# Path prefix of files in this package -> kind of work that other packages do when these files call them.
-_CALLED = {"agent/env/": "environment", "agent/multi/env": "environment", "agent/algorithms/": "network"}
 # Files of the standard library with functions in which a thread waits for another thread.
 _WAITING = ("threading.py", "queue.py", "selectors.py")
 
@@ -49,35 +35,47 @@ class _Role:
         is_own: Whether the function belongs to this package.
         is_foreign: Whether the function belongs neither to this package, nor to NumPy or the standard library.
         kind: Kind of work that the function does; None if the function does the same kind of work as its caller.
-        calls: If this function does work of kind "ours", the kind of work of the foreign functions that it calls.
-            Otherwise, and if `calls` is None, these foreign functions do the same kind of work as this function.
+        calls: See `Work.calls`.
+        code: Code object of the function. This reference keeps the object alive, so that its `id` remains unique.
     """
 
-    __slots__ = ("calls", "is_foreign", "is_own", "kind")
+    __slots__ = ("calls", "code", "is_foreign", "is_own", "kind")
 
-    def __init__(self, file: str, function: str) -> None:
-        self.is_own = file.startswith(_PACKAGE)
-        name = file[len(_PACKAGE):].replace(os.sep, "/") if self.is_own else ""
-        kinds = [kind for prefix, kind in _FILES.items() if name.startswith(prefix)]
-        if not kinds and name.startswith(("agent/algorithms/", "agent/multi/algorithm")) and function in _METHODS:
-            kinds = [_METHODS[function]]
-        self.kind = kinds[0] if kinds else None
-        self.calls = next((kind for prefix, kind in _CALLED.items() if name.startswith(prefix)), None)
-        is_neutral = file.startswith(("<", _STANDARD)) and _SITE not in file
+    def __init__(self, frame: FrameType) -> None:
+        self.code = frame.f_code
+        module, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+        is_generated = file.startswith("<")  # for example, by `dataclass`
+        self.is_own = module.partition(".")[0] == _PACKAGE and not is_generated
+        work = _work_of(module) if self.is_own else Work()
+        self.kind = work.methods.get(frame.f_code.co_name, work.kind)
+        self.calls = work.calls
+        is_neutral = is_generated or (file.startswith(_STANDARD) and _SITE not in file)
         self.is_foreign = not (self.is_own or is_neutral or f"{_SITE}numpy{os.sep}" in file)
 
 
-_roles: dict[CodeType, _Role] = {}
+def _work_of(module: str) -> Work:
+    """Return the constant `WORK` of a module or, if it has none, of the nearest package around it that has one."""
+    while module:
+        loaded = sys.modules.get(module)
+        if loaded is not None and "WORK" in vars(loaded):
+            work: Work = loaded.WORK
+            return work
+        module = module.rpartition(".")[0]
+    return Work()
 
 
-def _role_of(code: CodeType) -> _Role:
-    role = _roles.get(code)
+# By `id` of the code object, because code objects of equal functions are equal, even if their modules differ.
+_roles: dict[int, _Role] = {}
+
+
+def _role_of(frame: FrameType) -> _Role:
+    role = _roles.get(id(frame.f_code))
     if role is None:
-        role = _roles[code] = _Role(code.co_filename, code.co_name)
+        role = _roles[id(frame.f_code)] = _Role(frame)
     return role
 
 
-def kind_of(frame: FrameType | None) -> str | None:
+def kind_of(frame: FrameType | None) -> Kind | None:
     """Return the kind of work that a thread does, given its innermost frame.
 
     Returns:
@@ -90,13 +88,15 @@ def kind_of(frame: FrameType | None) -> str | None:
         - "storage": storing and copying steps, computing advantages, and sampling batches.
         - "ours": all other work of this package.
     """
-    innermost, codes = frame, []
+    innermost, frames = frame, []
     while frame is not None:
-        codes.append(frame.f_code)
+        frames.append(frame)
         frame = frame.f_back
-    kind, calls, is_own = "ours", None, False
-    for code in reversed(codes):
-        role = _role_of(code)
+    kind: Kind = "ours"
+    calls: Kind | None = None
+    is_own = False
+    for each in reversed(frames):
+        role = _role_of(each)
         if role.is_own:
             is_own, kind, calls = True, role.kind or kind, role.calls
         elif role.is_foreign and calls is not None:
@@ -118,7 +118,7 @@ class WorkSampler:
     """
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._is_sampling = False
 
     @staticmethod

@@ -10,9 +10,12 @@ from pytorchrl.scheme.options.updates import AsynchronousGradients, Decentralise
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.scheme import Scheme
 from pytorchrl.scheme.supervision.evaluation import Evaluation
+from pytorchrl.support.work import Work
 
 __all__ = [
     "ASYNC", "CENTRAL", "PARALLEL", "SYNC", "AsynchronousCollection", "AsynchronousGradients", "CWorkerSet",
     "Communication", "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet", "LedgerError",
     "LedgerSnapshot", "Processes", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated",
     "SynchronousCollection", "SynchronousGradients", "Threads"]
+
+WORK = Work("ours")

@@ -13,8 +13,13 @@ from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.algorithms.sac import SAC
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
+from pytorchrl.support.work import Work
 
 __all__ = [
     "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
     "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]
+
+WORK = Work(calls="network", methods={
+    "choose": "network", "finish_rollout": "network", "compute_values": "network", "_evaluate_loss": "network",
+    "loss": "network", "losses": "network", "td_errors": "network", "apply_gradients": "optimizer"})

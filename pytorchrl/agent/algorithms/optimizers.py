@@ -14,9 +14,11 @@ from torch.optim import Optimizer
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.work import Work
 
 V = TypeVar("V")
 
+WORK = Work("optimizer")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
     "Optimizer; in Python, also a class of torch.optim, or a function of params and lr that returns an optimizer.")

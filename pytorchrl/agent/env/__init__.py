@@ -8,12 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from pytorchrl.support.work import Work
+
 if TYPE_CHECKING:
     from pytorchrl.agent.env.guard import check_finite
     from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
     from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 
 __all__ = ["EnvFactory", "VecEnv", "check_finite", "flatten_action_space", "flatten_space"]
+
+WORK = Work("ours", calls="environment")
 
 _HOMES = {"EnvFactory": "vec_env", "VecEnv": "vec_env", "check_finite": "guard", "flatten_action_space": "spaces",
           "flatten_space": "spaces"}

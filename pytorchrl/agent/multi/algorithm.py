@@ -26,11 +26,13 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.support.work import Work
 
 if TYPE_CHECKING:
     from pytorchrl.agent.multi.actor import MultiAgentActor
     from pytorchrl.agent.multi.storage import MultiAgentStorage
 
+WORK = Work(methods={"finish_rollout": "network", "apply_gradients": "optimizer"})
 _SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
 """Options that determine when updates happen and how many samples they use; all policies must have the same values."""
 TRAINABLE = "trainable"

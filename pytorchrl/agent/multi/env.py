@@ -40,7 +40,10 @@ from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
+from pytorchrl.support.work import Work
 from pytorchrl.support.worker_names import collection_worker
+
+WORK = Work("ours", calls="environment")
 
 
 class MultiAgentVecEnv(VecEnv):

@@ -18,6 +18,9 @@ from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.work import Work
+
+WORK = Work("storage")
 
 
 @dataclass(slots=True)

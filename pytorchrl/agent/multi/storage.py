@@ -26,11 +26,14 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.work import Work
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytorchrl.agent.multi.actor import MultiAgentActor
+
+WORK = Work("storage")
 
 
 class PolicyAlgorithms(Protocol):

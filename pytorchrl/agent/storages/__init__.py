@@ -8,8 +8,11 @@ from pytorchrl.agent.storages.rollout_sequences import RolloutSequenceBuffer
 from pytorchrl.agent.storages.sequences import SequenceBuffer
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.agent.storages.vtrace import VTraceBuffer
+from pytorchrl.support.work import Work
 
 __all__ = [
     "GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "Storage",
     "SumTree", "VTraceBuffer", "VanillaOnPolicyBuffer",
 ]
+
+WORK = Work("storage")

@@ -10,7 +10,7 @@ import pytest
 from pytorchrl.cli import main
 from pytorchrl.envs.testing import FaultyEnv, SleepEnv
 from pytorchrl.scheme.timing import PARTS
-from pytorchrl.profile.work_shares import KINDS
+from pytorchrl.support.work import KINDS
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pytorchrl.agent.option_values.text import form_of
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.training.composition import option_specs
 from pytorchrl.profile.profiling import TIPS, between, explain, options_of, table
-from pytorchrl.monitor.time_shares import WORK, critical_parts, shares
+from pytorchrl.monitor.time_shares import DESCRIPTIONS, critical_parts, shares
 from pytorchrl.scheme.timing import PARTS
 
 FREE_GRADS = {"grad_communication": "asynchronous", "grad_execution": "Parallel", "num_grad_workers": 4}
@@ -115,7 +115,7 @@ def test_every_rule_has_a_case():
 
 def test_every_part_has_a_rule_that_always_applies():
     own = {f"{level}/{part}" for level, parts in PARTS.items() for part in (*parts, "idle") if part != "wait"}
-    assert {tip.part for tip in TIPS} == own | {"gradients/wait"} == set(WORK)
+    assert {tip.part for tip in TIPS} == own | {"gradients/wait"} == set(DESCRIPTIONS)
     last = {tip.part: tip for tip in TIPS}
     assert all(tip.when({"cores": 1, "gpus": 0, "rollout_bytes": 0}) for tip in last.values())
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,9 @@ from pytorchrl.profile import work_shares
 
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.actors.extractors import is_image
-from pytorchrl.profile.work_shares import KINDS, WorkSampler, kind_of
+from pytorchrl.profile.work_shares import WorkSampler, kind_of
+from pytorchrl.support.work import KINDS, Work
+from tests.unit.packaging.source import MODULES, name_of
 
 
 class Probe:
@@ -130,15 +132,48 @@ def test_methods_of_each_part_have_a_kind(train, module, owner, method, kind):
     assert set(found) == {kind}
 
 
-def test_every_prefix_and_method_of_the_classification_exists():
-    package = Path(work_shares.__file__).parents[1]
-    files = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
-    for prefix in (*work_shares._FILES, *work_shares._CALLED):
-        assert any(file.startswith(prefix) for file in files), prefix
-    sources = "".join((package / file).read_text() for file in files if file.startswith("agent/algorithms/"))
-    for method in work_shares._METHODS:
-        assert f"def {method}(" in sources, method
-    assert set(work_shares._FILES.values()) | set(work_shares._METHODS.values()) == set(KINDS)
+def declarations():
+    """Return all modules of the package, and for each module that declares its work, its constant `WORK`."""
+    names = [name_of(path) for path in MODULES if path.name != "__main__.py"]
+    modules = [importlib.import_module(name.removesuffix(".__init__")) for name in names]
+    return modules, {module.__name__: module.WORK for module in modules if "WORK" in vars(module)}
+
+
+def test_every_kind_and_function_that_is_declared_exists():
+    modules, found = declarations()
+    assert all(isinstance(work, Work) for work in found.values())
+    kinds = {kind for work in found.values() for kind in (work.kind, work.calls, *work.methods.values())}
+    assert kinds - {None} == set(KINDS)
+    for name, work in found.items():
+        classes = [cls for module in modules if f"{module.__name__}.".startswith(f"{name}.")
+                   for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == module.__name__]
+        assert {method for method in work.methods if not any(method in vars(cls) for cls in classes)} == set(), name
+
+
+def test_parts_of_an_agent_and_of_the_worker_tree_declare_their_work():
+    _, found = declarations()
+    assert {f"pytorchrl.{name}" for name in (
+        "agent.actors", "agent.algorithms", "agent.env", "agent.storages", "envs", "scheme")} <= set(found)
+
+
+@pytest.mark.parametrize(("module", "function", "role"), [
+    ("pytorchrl.kinds", "f", (None, None)), ("pytorchrl.kinds.near", "f", ("storage", None)),
+    ("pytorchrl.kinds.near.own", "f", (None, "network")), ("pytorchrl.kinds.near.own", "g", ("optimizer", None)),
+    ("pytorchrl.kinds.near.without", "f", ("storage", None)), ("pytorchrl.kinds.near.no.such", "f", ("storage", None)),
+    ("kinds.near", "f", None)])
+def test_the_nearest_declaration_counts(monkeypatch, module, function, role):
+    works = {"pytorchrl.kinds": None, "pytorchrl.kinds.near": Work("storage"), "pytorchrl.kinds.near.without": None,
+             "pytorchrl.kinds.near.own": Work(calls="network", methods={"g": "optimizer"}),
+             "kinds.near": Work("storage")}
+    for name, work in works.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        if work is not None:
+            sys.modules[name].WORK = work
+    own = {"__name__": module, "sys": sys}
+    exec(compile(f"def {function}(): return sys._getframe()", f"{module}.py", "exec"), own)
+    found = work_shares._role_of(own[function]())
+    assert found.is_own == (role is not None)
+    assert (found.kind, found.calls if found.kind is None else None) == (role or (None, None))
 
 
 def test_functions_of_others_do_no_work():
@@ -147,8 +182,7 @@ def test_functions_of_others_do_no_work():
 
 
 def test_a_thread_that_waits_does_no_work():
-    own = {}
-    # The functions seem to be in a file of this package.
+    own = {"__name__": work_shares.__name__}  # the functions seem to be in a module of this package
     exec(compile("def wait(event): event.wait(30.0)\ndef work(probe): probe()", work_shares.__file__, "exec"), own)
     probe, event = Probe(), threading.Event()
     own["work"](probe)
@@ -209,7 +243,7 @@ def test_training_goes_on_if_a_sample_takes_longer_than_the_interval(monkeypatch
         while time.perf_counter() < end:
             numbers.append(0)
     assert signal.getitimer(signal.ITIMER_REAL)[1] == 0.0
-    assert sampler.seconds == dict.fromkeys(work_shares.KINDS, 0.0)
+    assert sampler.seconds == dict.fromkeys(KINDS, 0.0)
     assert len(numbers) > 1000
 
 
