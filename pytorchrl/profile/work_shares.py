@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 
-from pytorchrl.support.work import KINDS, Kind, Work
+from pytorchrl.support.work import KINDS, Work, WorkKind
 
 _INTERVAL_S = 0.002
 _PACKAGE = __name__.partition(".")[0]
@@ -75,7 +75,7 @@ def _role_of(frame: FrameType) -> _Role:
     return role
 
 
-def kind_of(frame: FrameType | None) -> Kind | None:
+def kind_of(frame: FrameType | None) -> WorkKind | None:
     """Return the kind of work that a thread does, given its innermost frame.
 
     Returns:
@@ -92,8 +92,8 @@ def kind_of(frame: FrameType | None) -> Kind | None:
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    kind: Kind = "ours"
-    calls: Kind | None = None
+    kind: WorkKind = "ours"
+    calls: WorkKind | None = None
     is_own = False
     for each in reversed(frames):
         role = _role_of(each)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-Kind = Literal["environment", "network", "optimizer", "storage", "ours"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+WorkKind = Literal["environment", "network", "optimizer", "storage", "ours"]
+KINDS: tuple[WorkKind, ...] = get_args(WorkKind)
 """The kinds of work; see `pytorchrl.profile.work_shares.kind_of`."""
 
 
@@ -25,6 +25,6 @@ class Work:
         methods: Kinds of work of single functions, by name; other functions do work of kind `kind`.
     """
 
-    kind: Kind | None = None
-    calls: Kind | None = None
-    methods: Mapping[str, Kind] = field(default_factory=dict)
+    kind: WorkKind | None = None
+    calls: WorkKind | None = None
+    methods: Mapping[str, WorkKind] = field(default_factory=dict)
