@@ -3,7 +3,7 @@
 step-000000123456.pt    a dictionary of plain values and tensors; its name contains the number of env steps
 best.json               the env steps and mean return of the best checkpoint (only with `keep_best_checkpoint`)
 
-The module `sealed_files` writes and reads the `.pt` files, and detects damage.
+The module `pytorchrl.files.tensors` writes and reads the `.pt` files, and detects damage.
 """
 
 from __future__ import annotations

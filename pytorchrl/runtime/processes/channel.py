@@ -57,7 +57,7 @@ class Message:
     """A message that was received. Its value is built when `take` is called.
 
     Attributes:
-        kind: Kind of the message, such as `process_worker.CALL` or `process_worker.VALUE`.
+        kind: Kind of the message, such as `worker.CALL` or `worker.VALUE`.
         number: Number of the call to which the message belongs.
         method: Name of the method to call; "" if the message is not a call.
     """
@@ -142,7 +142,7 @@ class Channel:
         """Send a message.
 
         Args:
-            kind: Kind of the message, such as `process_worker.CALL` or `process_worker.VALUE`.
+            kind: Kind of the message, such as `worker.CALL` or `worker.VALUE`.
             number: Number of the call to which the message belongs.
             method: Name of the method to call; "" if the message is not a call.
             value: The value to send.

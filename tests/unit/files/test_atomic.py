@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.files import tensors as sealed_files
+from pytorchrl.files import tensors
 from pytorchrl.errors import CheckpointError
 from pytorchrl.files.atomic import put_in_place, read_json, read_text, with_checksum
 from pytorchrl.files.tensors import acting_state_of, read_sealed, save
@@ -216,7 +216,7 @@ def test_a_write_that_fails_at_any_point_leaves_the_old_file(tmp_path, monkeypat
     before = path.read_bytes()
     new = {**VALUE, "version": 4, "acting_state": {"all": torch.zeros(50_000), "moments": torch.zeros(3)}}
     points = 0
-    for owner, name in [(sealed_files._HashedFile, "_put"), (sealed_files._HashedFile, "finish"), (os, "fsync"),
+    for owner, name in [(tensors._HashedFile, "_put"), (tensors._HashedFile, "finish"), (os, "fsync"),
                         (os, "replace")]:
         original = getattr(owner, name)
         for number in range(100):
