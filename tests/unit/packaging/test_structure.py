@@ -10,7 +10,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -21,7 +21,13 @@ from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, rea
 pytestmark = reads_source
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
-LONGEST_FILE, LONGEST_LINE = 700, 120
+LONGEST_FILE, LONGEST_LINE, SHORT_FILE = 700, 120, 60
+# Shorter modules that only one other module imports -> why they are modules of their own.
+SHORT_MODULES = {
+    "pytorchrl.agent.algorithms.impala": "each algorithm has a module, in which a reader finds its whole loss",
+    "pytorchrl.agent.storages.vtrace": "each public storage has a module",
+    "pytorchrl.envs.classic": "each suite of environments has a module, because most need a package of their own",
+}
 # This storage accepts the arguments of every storage and ignores them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
 # The allowed number of annotations that contain `Any` or a name of `pytorchrl.support.untyped`.
@@ -113,6 +119,13 @@ def test_no_file_is_long():
     long = [path.relative_to(ROOT).as_posix() for folder in FOLDERS_OF_CODE for path in (ROOT / folder).rglob("*.py")
             if "_build" not in path.parts and len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE]
     assert long == []
+
+
+def test_short_modules_with_one_importer_have_a_reason():
+    importers = Counter(other for imported in graph_of_modules().values() for other in imported)
+    short = {name_of(path) for path in MODULES if path.stem not in ("__init__", "__main__")
+             and len(path.read_text(encoding="utf-8").splitlines()) < SHORT_FILE}
+    assert {name for name in short if importers[name] == 1} == set(SHORT_MODULES), "move the code to its only user"
 
 
 def test_no_line_is_long():
