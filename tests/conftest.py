@@ -216,7 +216,7 @@ class FakeScheme:
         return path
 
     def start_evaluation(self, num_episodes, timeout_s=None):
-        from pytorchrl.scheme.supervision.evaluation import Evaluation  # imports torch, which the main process lacks
+        from pytorchrl.agent.data import Evaluation  # imports torch, which the main process lacks
 
         self.calls.append(("start_evaluation", num_episodes))
         self.evaluations.append(Evaluation(self.version, (float(self.version),) * num_episodes, (3,) * num_episodes))

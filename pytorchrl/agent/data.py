@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.support.untyped import BatchOfKind
+from pytorchrl.support.untyped import BatchOfKind, MetricsDict
 
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
@@ -86,6 +86,35 @@ class Episode(NamedTuple):
     """Whether the environment ended the episode; otherwise it was truncated, for example by a time limit."""
     policy_returns: dict[str, float] | None = None
     """With several agents, the mean return of each policy's agents; `env_return` is then the sum over agents."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation: raw returns and lengths of the requested number of episodes."""
+
+    version: int
+    """Version of the weights: the number of updates that produced them."""
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    policy_returns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """With several agents: policy -> mean return of its agents, for each episode in which the policy acted."""
+
+    @property
+    def return_mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def return_std(self) -> float:
+        """Standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+    def metrics(self) -> MetricsDict:
+        """Return the evaluation's entries in the learner's metrics."""
+        policies = {policy: {"return_mean": float(np.mean(values))} for policy, values in self.policy_returns.items()}
+        return {**({"policies": policies} if policies else {}), "version": self.version, "episodes": len(self.returns),
+                "return_mean": self.return_mean, "return_std": self.return_std,
+                "length_mean": float(np.mean(self.lengths))}
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
-from pytorchrl.scheme import Evaluation
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 

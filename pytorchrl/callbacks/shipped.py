@@ -7,10 +7,10 @@ import json
 import math
 from collections.abc import Mapping
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import METRICS_FILE
-from pytorchrl.scheme import Evaluation
 
 
 def check_number(name: str, value: object, low: float = -math.inf) -> float:

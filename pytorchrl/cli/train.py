@@ -7,7 +7,6 @@ import contextlib
 import difflib
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
@@ -15,6 +14,7 @@ from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli import sweep
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.cli.saved_agent import make_importable
 from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.files.run_directory import MODEL_NAME
@@ -172,12 +172,6 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     given.config = config
     given.sweep = config.runs(algorithm) if config is not None and config.is_sweep else None
     return given
-
-
-def make_importable() -> None:
-    """Add the current directory to Python's path, as `python -m` does, so that modules in it can be imported."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
 
 
 def _algorithm_in(arguments: Sequence[str]) -> str | None:

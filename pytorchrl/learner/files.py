@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.option_values.descriptions import mapping, spaces_of, to_json
@@ -22,7 +23,7 @@ from pytorchrl.learner import checkpoints
 from pytorchrl.learner.checkpoints import CheckpointFiles, Written
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import EpisodeWindow, Means, Recorder, description, write_json
-from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import Background

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeAlias
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
@@ -18,7 +19,7 @@ from pytorchrl.learner.files import RunFiles
 from pytorchrl.learner.measurements import Due, EvaluationTimer, Measurements, Target
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Progress, start_progress, to_json
-from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.errors import StoppedError, WorkerLostError
 from pytorchrl.learner.reporting import EpisodeWindow, Means, RateWindow, next_multiple
-from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.scheme import Scheme
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import MetricsDict, StateDict
 

@@ -21,7 +21,7 @@ from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import OptionValue
 
 if TYPE_CHECKING:
-    from pytorchrl.scheme import Evaluation
+    from pytorchrl.agent.data import Evaluation
     from pytorchrl.training.training import TrainedAgent
 
 

@@ -1,5 +1,6 @@
 """The worker tree: collection, gradients, updates, and the scheme that arranges them."""
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import DropReason, LedgerError, LedgerSnapshot
@@ -9,7 +10,6 @@ from pytorchrl.scheme.options.run import Processes, Ray, Simulated, Threads
 from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, SynchronousGradients
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.scheme import Scheme
-from pytorchrl.scheme.supervision.evaluation import Evaluation
 from pytorchrl.support.work import Work
 
 __all__ = [

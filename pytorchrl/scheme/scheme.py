@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pytorchrl.agent.data import Episode
+from pytorchrl.agent.data import Episode, Evaluation
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
@@ -36,7 +36,7 @@ from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
-from pytorchrl.scheme.supervision.evaluation import Evaluation, Evaluations
+from pytorchrl.scheme.supervision.evaluation import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
 from pytorchrl.scheme.updates.u_worker import UWorker

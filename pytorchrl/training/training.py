@@ -14,6 +14,7 @@ import torch
 from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, MemoryState
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registration_of
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
 from pytorchrl.agent.factories import Agent
@@ -25,7 +26,7 @@ from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_state_of, read_sealed, save
 from pytorchrl.learner.learner import Learner
-from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.data import PREVIOUS, map_tensors, show_reward
+from pytorchrl.agent.data import PREVIOUS, Evaluation, map_tensors, show_reward
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.options import Factory
@@ -23,7 +22,6 @@ from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import stack_of
-from pytorchrl.support.untyped import MetricsDict
 
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62
@@ -32,35 +30,6 @@ _MAX_RETRIES = 2
 _STACK_TIMEOUT_S = 1.0
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation: raw returns and lengths of the requested number of episodes."""
-
-    version: int
-    """Version of the weights: the number of updates that produced them."""
-    returns: tuple[float, ...]
-    lengths: tuple[int, ...]
-    policy_returns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """With several agents: policy -> mean return of its agents, for each episode in which the policy acted."""
-
-    @property
-    def return_mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.returns))
-
-    @property
-    def return_std(self) -> float:
-        """Standard deviation of the returns."""
-        return float(np.std(self.returns))
-
-    def metrics(self) -> MetricsDict:
-        """Return the evaluation's entries in the learner's metrics."""
-        policies = {policy: {"return_mean": float(np.mean(values))} for policy, values in self.policy_returns.items()}
-        return {**({"policies": policies} if policies else {}), "version": self.version, "episodes": len(self.returns),
-                "return_mean": self.return_mean, "return_std": self.return_std,
-                "length_mean": float(np.mean(self.lengths))}
 
 
 class Evaluator(Worker):

@@ -21,7 +21,7 @@ from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.run_directory import Lock
 from pytorchrl.files.tensors import save
-from pytorchrl.scheme.supervision.evaluation import Evaluation
+from pytorchrl.agent.data import Evaluation
 from tests.conftest import process_environment
 
 

@@ -11,7 +11,7 @@ from pytorchrl.learner import checkpoints
 from pytorchrl.learner.checkpoints import CheckpointFiles, Written
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.options import LearnerOptions
-from pytorchrl.scheme.supervision.evaluation import Evaluation
+from pytorchrl.agent.data import Evaluation
 from tests.unit.learner.test_checkpoints import files, interrupt_after, make
 
 

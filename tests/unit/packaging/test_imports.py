@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "analysis": {"errors", "support", "files", "monitor"},
     "profile": {"errors", "support", "files", "monitor", "scheme"},
     "export": {"errors", "support", "files", "agent"},
-    "callbacks": {"errors", "support", "files", "monitor", "scheme"},
+    "callbacks": {"errors", "support", "files", "agent", "monitor"},
     "learner": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks"},
     "training": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks", "export", "learner"},
     "play": {"errors", "support", "files", "agent", "envs", "scheme", "training"},
