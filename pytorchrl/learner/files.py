@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.env.vec_env import EnvFactory
@@ -23,11 +24,13 @@ from pytorchrl.learner import checkpoints
 from pytorchrl.learner.checkpoints import CheckpointFiles, Written
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import EpisodeWindow, Means, Recorder, description, write_json
-from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import Background
 from pytorchrl.support.untyped import StateDict
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme import Scheme
 
 logger = get_logger(__name__)
 

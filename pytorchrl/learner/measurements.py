@@ -6,13 +6,16 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.errors import StoppedError, WorkerLostError
 from pytorchrl.learner.reporting import EpisodeWindow, Means, RateWindow, next_multiple
-from pytorchrl.scheme import Scheme
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import MetricsDict, StateDict
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme import Scheme
 
 logger = get_logger(__name__)
 

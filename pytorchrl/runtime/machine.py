@@ -12,7 +12,6 @@ import torch
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
-from pytorchrl.runtime.resource_fitting import no_gpu, sharing_of
 
 WORKER_BYTES = 180 * 10**6
 """Minimum private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.
@@ -86,3 +85,20 @@ def _check_memory(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
             f"{num_workers * worker_bytes / 1e9:.0f} GB; this machine has {machine.memory_bytes / 1e9:.1f} GB of "
             f"memory, enough for {most}, and {machine.num_cpus} CPU cores; use fewer workers, about one per core, with "
             "more environments each (vec_env_size, --num-envs), or give the address of a cluster")
+
+
+def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
+    """Return, for each kind of worker, the number of workers whose default requests contain the resource `key`."""
+    return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
+
+
+def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
+    """Return the error that is raised if workers need a share of a GPU and none is free.
+
+    Args:
+        sharing: Number of workers that need a share, by kind of worker.
+        present: Text that says which GPUs there are, or that there are none.
+    """
+    wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
+    return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
+                                      "or use nodes with GPUs")

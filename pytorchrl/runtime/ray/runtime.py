@@ -30,11 +30,11 @@ from pytorchrl.errors import (
 )
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.collective import propose_address
-from pytorchrl.runtime.machine import check_machine, this_machine
+from pytorchrl.runtime.machine import check_machine, no_gpu, sharing_of, this_machine
 from pytorchrl.runtime.ray.connection import Connection
 from pytorchrl.runtime.ray.host import Answer, Enclosed, make_host
+from pytorchrl.runtime.ray.resource_fitting import RAY_KEYS, group_of, room_for, shown, shrunk_to
 from pytorchrl.runtime.ray.start import LOOPBACK
-from pytorchrl.runtime.resource_fitting import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import Untyped

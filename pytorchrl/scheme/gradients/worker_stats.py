@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.replay.shard_states import ShardState
@@ -17,6 +16,9 @@ from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, NOT_SENT, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Report, RolloutHeader
 from pytorchrl.support.untyped import Payload
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme.collection.collector_thread import CollectorThread
 
 P = ParamSpec("P")
 R = TypeVar("R")

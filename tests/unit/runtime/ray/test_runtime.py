@@ -14,7 +14,7 @@ from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Future, Handle
 from pytorchrl.runtime.ray.connection import Connection
 from pytorchrl.runtime.ray.runtime import RayRuntime
 from pytorchrl.runtime.ray.start import without_handlers_of
-from pytorchrl.runtime.resource_fitting import largest_share
+from pytorchrl.runtime.ray.resource_fitting import largest_share
 
 
 def test_ray_installs_no_sigterm_handler_while_it_starts():

@@ -1,4 +1,4 @@
-"""Fit the resource requests of workers to the nodes of a cluster. This module does not use Ray.
+"""Fit the resource requests of workers to the nodes of a cluster. This module does not import Ray.
 
 A request is (name, number of workers, resources of one worker). A default request asks for the default resources, and
 may be reduced. A node is a map from Ray's name of a resource to the amount of that resource on one machine.
@@ -10,7 +10,6 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 from pytorchrl.errors import InsufficientResourcesError
-from pytorchrl.runtime.base import is_default
 
 # `room_for` plans for the loss of the largest node. It counts the CPUs or memory of this node only if their amount is
 # more than `_DOMINANCE_FACTOR` times the amount of all other nodes together. The factor is above 1, because two
@@ -102,20 +101,3 @@ def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: S
 def shown(resources: Mapping[str, float]) -> str:
     """Return resources as text, such as `num_cpus=1, num_gpus=0.5`."""
     return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
-
-
-def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return, for each kind of worker, the number of workers whose default requests contain the resource `key`."""
-    return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
-
-
-def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    """Return the error that is raised if workers need a share of a GPU and none is free.
-
-    Args:
-        sharing: Number of workers that need a share, by kind of worker.
-        present: Text that says which GPUs there are, or that there are none.
-    """
-    wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
-    return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
-                                      "or use nodes with GPUs")
