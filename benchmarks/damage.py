@@ -149,7 +149,7 @@ def read_curves(run: Path) -> object:
 
 def read_report(run: Path) -> object:
     view = read_view(run)
-    for problem in getattr(view, "problems", ()):
+    for problem in view.problems:
         warnings.warn(problem, stacklevel=1)
     return [dict(view.run), dict(view.result), view.records, view.state == "ended"]
 

@@ -341,7 +341,7 @@ def _shares(before: Record, latest: Record) -> dict[str, dict[str, float]]:
 def _bottleneck(shares: Mapping[str, Mapping[str, float]], settings: Record) -> str:
     try:
         return time_shares.bottleneck(shares, settings)[2]
-    except (KeyError, ValueError):  # there is no update yet, or another version wrote the record
+    except (KeyError, ValueError):  # there is no update yet, or the record lacks a part of the work
         return ""
 
 
