@@ -248,9 +248,6 @@ class SyntheticStorage(Storage):
         self.inserted += parts
         self._drawn_from = np.concatenate(parts)
 
-    def before_gradients(self) -> None:
-        """Do nothing."""
-
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
                          num_epochs: int = 1) -> Iterator[Batch]:
         """Yield minibatches of nearly equal size; every pass has the same order."""
@@ -262,13 +259,6 @@ class SyntheticStorage(Storage):
                     value=_NONE, ret=_NONE, advantage=_NONE, num_samples=len(part),
                     num_new_samples=len(part) if number == 0 else 0,
                     last=number == num_epochs - 1 and index == len(parts) - 1)
-
-    def after_gradients(self, batch: Batch, info: Mapping[str, object]) -> None:
-        """Do nothing."""
-
-    def advantage_moments(self) -> tuple[float, float, float]:
-        """Return zeros, because there are no advantages."""
-        return (0.0, 0.0, 0.0)
 
     def reset(self) -> None:
         """Discard the stored steps."""

@@ -6,13 +6,15 @@ import os
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import distributed_c10d
+from typing_extensions import override
 
 from pytorchrl.errors import RankLostError
 
@@ -31,7 +33,7 @@ _CPU = torch.device("cpu")
 _LOOPBACK = "127.0.0.1"
 
 
-class Collective(Protocol):
+class Collective(ABC):
     """Fixed group of ranks, which all make the same calls in the same order.
 
     A call raises `RankLostError` if another rank is lost, or if this rank has left the group.
@@ -43,16 +45,22 @@ class Collective(Protocol):
     """Device of the tensors that `sum` adds; `gather` takes tensors in host memory."""
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, which is bit-identical on all ranks; `tensor` may be overwritten."""
+        """Return the sum of all ranks' tensors, which is bit-identical on all ranks; `tensor` may be overwritten.
 
+        By default, the tensors are added in rank order.
+        """
+        return torch.stack(self.gather(tensor)).sum(0)
+
+    @abstractmethod
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks in rank order; their shapes must be equal."""
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the group and abort a call in progress; any thread may call this method, also more than once."""
 
 
-class GlooCollective:
+class GlooCollective(Collective):
     """Group of ranks in one or several processes, connected by gloo.
 
     Args:
@@ -67,7 +75,6 @@ class GlooCollective:
         gpu: Identity of the caller's GPU; "" without a GPU.
 
     Attributes:
-        size, device: See `Collective`.
         store: The key-value store of torch through which the ranks connect to each other.
         gpus: The identity of each rank's GPU; empty if a rank has none.
 
@@ -98,7 +105,7 @@ class GlooCollective:
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors; unless `in_order` is set, the sum overwrites `tensor`."""
         if self._in_order:
-            return torch.stack(self.gather(tensor)).sum(0)
+            return super().sum(tensor)
         options = _options.AllreduceOptions()
         options.timeout = self._timeout
         self._run(lambda group: group.allreduce([tensor], options))
@@ -147,15 +154,15 @@ class GlooCollective:
             return True
         return False
 
+    @override
     def close(self) -> None:
-        """Leave the group; see `Collective`."""
         self._left.set()
         if self._busy.acquire(blocking=False):
             self._group = None
             self._busy.release()
 
 
-class NcclCollective:
+class NcclCollective(Collective):
     """Group of ranks that each have a GPU of their own: NCCL adds tensors on the GPUs, and gloo does everything else.
 
     Args:
@@ -202,8 +209,8 @@ class NcclCollective:
         """Return the tensors of all ranks in rank order; gloo gathers them."""
         return self._gloo.gather(tensor)
 
+    @override
     def close(self) -> None:
-        """Leave the group; see `Collective`."""
         self._left.set()
         self._gloo.close()
         if self._busy.acquire(blocking=False):

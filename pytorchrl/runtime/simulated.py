@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
@@ -118,7 +119,7 @@ class SimulatedEvent(threading.Event):
             self.is_set, [self._changed], math.inf if timeout is None else timeout, "an event")
 
 
-class SimulatedCollective:
+class SimulatedCollective(Collective):
     """Group of ranks in one process. A call returns once every rank has made the same call."""
 
     def __init__(self, simulation: Simulation, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
@@ -146,12 +147,8 @@ class SimulatedCollective:
         meeting.tensors.pop(self._num_calls - 1, None)
         return [parts[rank].clone() for rank in range(self.size)]
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, added in rank order."""
-        return torch.stack(self.gather(tensor)).sum(0)
-
+    @override
     def close(self) -> None:
-        """Leave the group; see `Collective`."""
         self._left = True
         self._simulation.notify(self._meeting.changed)
 

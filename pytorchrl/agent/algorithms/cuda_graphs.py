@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import ParamSpec, Protocol, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,26 +31,10 @@ _MAX_GRAPHS = 8
 _RECORDING = threading.Lock()
 
 
-class GraphRecorder(Protocol):
-    """Records the kernels of functions, so that they can be launched again without running Python code."""
-
-    device: torch.device
-    """Device of the kernels."""
-
-    def record(self, function: Callable[[], R]) -> tuple[R, Callable[[], None]]:
-        """Record the kernels that `function` launches.
-
-        Returns:
-            The result of `function`, and a function that launches the same kernels again. The kernels read their inputs
-            from the same memory as before, and overwrite the result.
-
-        Raises:
-            RuntimeError: The function does something that cannot be recorded, such as waiting for a result.
-        """
-
-
 class CudaRecorder:
-    """Records kernels into CUDA graphs that share one memory pool; see `GraphRecorder`.
+    """Records the kernels of functions into CUDA graphs, which launch them again without running Python code.
+
+    All graphs share one memory pool.
 
     Args:
         device: Device of the kernels.
@@ -62,7 +46,15 @@ class CudaRecorder:
         self._first: torch.cuda.CUDAGraph | None = None
 
     def record(self, function: Callable[[], R]) -> tuple[R, Callable[[], None]]:
-        """Record the kernels that `function` launches; see `GraphRecorder`."""
+        """Record the kernels that `function` launches.
+
+        Returns:
+            The result of `function`, and a function that launches the same kernels again. The kernels read their inputs
+            from the same memory as before, and overwrite the result.
+
+        Raises:
+            RuntimeError: The function does something that cannot be recorded, such as waiting for a result.
+        """
         graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
         if self._generator is not None:
             graph.register_generator_state(self._generator)
@@ -88,7 +80,7 @@ class Recorded:
         recorder: Records the kernels.
     """
 
-    def __init__(self, function: Callable[..., object], recorder: GraphRecorder) -> None:
+    def __init__(self, function: Callable[..., object], recorder: CudaRecorder) -> None:
         self._function, self._recorder = function, recorder
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[list[object], object, Callable[[], None]]] = {}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import StateDict
@@ -29,15 +31,18 @@ _ADAM_BETAS = 0.9, 0.999
 _NEGLIGIBLE, _STEPS_PER_CLEANING = 1e-35, 64
 
 
-class VectorOptimizer(Protocol):
+class VectorOptimizer(ABC):
     """An optimizer of one vector of P parameters."""
 
+    @abstractmethod
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
         """Update `params` (P,) in place with the gradient `scale * gradient`, without changing `gradient` (P,)."""
 
+    @abstractmethod
     def state_dict(self) -> StateDict:
         """Return a copy of the optimizer's state: CPU tensors and plain values."""
 
+    @abstractmethod
     def load_state_dict(self, state: StateDict) -> None:
         """Restore the `state_dict()` of an optimizer of the same kind and size."""
 
@@ -84,7 +89,7 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
                           f"betas=(0.9, 0.99)); {make!r} fails with {error!r}") from error
 
 
-class FlatOptimizer:
+class FlatOptimizer(VectorOptimizer):
     """Optimizer that updates one vector in place by Adam, AdamW, SGD or RMSProp; its moments are plain tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
@@ -110,8 +115,8 @@ class FlatOptimizer:
         if name != "sgd":
             self.moments["mean_square"] = torch.ones_like(like) if name == "rmsprop_tf" else torch.zeros_like(like)
 
+    @override
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Take one step; see `VectorOptimizer`."""
         self.num_steps += 1
         if self.num_steps % _STEPS_PER_CLEANING == 0:
             for moment in self.moments.values():
@@ -140,19 +145,20 @@ class FlatOptimizer:
             root = torch.add(square, self._eps, out=self._scratch).sqrt_()
             params.addcdiv_(gradient, root, value=-lr * scale)
 
+    @override
     def state_dict(self) -> dict[str, Tensor]:
         """Return the number of steps, and CPU copies of the moments."""
         state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `VectorOptimizer`."""
         for name, moment in self.moments.items():
             moment.copy_(state[name])
         self.num_steps = int(state["num_steps"])
 
 
-class TorchOptimizer:
+class TorchOptimizer(VectorOptimizer):
     """A `torch.optim.Optimizer` that updates one vector.
 
     The optimizer sees all parameters of a group as one tensor (P,), so it cannot treat layers separately.
@@ -171,20 +177,20 @@ class TorchOptimizer:
         if not isinstance(self._optimizer, Optimizer):
             raise TypeError(f"it returns {self._optimizer!r}")
 
+    @override
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Take one step; see `VectorOptimizer`."""
         self._param.data = params
         self._param.grad = torch.mul(gradient, scale, out=self._gradient)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
 
+    @override
     def state_dict(self) -> StateDict:
-        """Return a copy of the torch optimizer's `state_dict`, with all tensors on the CPU."""
         return _on_cpu(self._optimizer.state_dict())
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `VectorOptimizer`."""
         self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to the state
 
 

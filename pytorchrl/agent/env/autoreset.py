@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from typing_extensions import override
 
 from pytorchrl.agent.env.aliases import AnyVectorEnv, Info, Observation
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader
@@ -48,12 +50,13 @@ class ResolvedStep(NamedTuple):
     """(K, n) bool, the leaf `action_mask` of the last observations; None if the space has no such leaf."""
 
 
-class Autoreset(Protocol):
-    """Interface of the adapters for autoreset modes."""
+class Autoreset(ABC):
+    """The base class of the adapters for autoreset modes."""
 
-    pending: bool
+    pending: bool = False
     """Whether `resolve` must be called after the next step even if no episode ends in that step."""
 
+    @abstractmethod
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         """Convert the result of a step to a form that is the same for all autoreset modes.
 
@@ -62,18 +65,17 @@ class Autoreset(Protocol):
         """
 
     def reset(self) -> None:
-        """Discard pending resets, because the caller has reset all environments."""
+        """Discard resets that are pending, if any, because the caller has reset all environments."""
 
 
-class SameStep:
+class SameStep(Autoreset):
     """Adapter for a vector environment that resets within the step in which an episode ends."""
 
     def __init__(self, reader: ObservationReader) -> None:
-        self.pending = False
         self._reader = reader
 
+    @override
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Convert a step in which episodes ended; see `Autoreset`."""
         if "final_obs" not in info:
             raise EnvError(
                 "expected info['final_obs'] from a vector environment in SAME_STEP mode after the end of an episode, "
@@ -93,40 +95,36 @@ class SameStep:
         last_info = info.get("final_info", info)
         return ResolvedStep(observations, info, None, done, index, final_obs, lambda i: _row(last_info, i), final_mask)
 
-    def reset(self) -> None:
-        """Do nothing, because resets are never pending; see `Autoreset`."""
 
-
-class NextStep:
+class NextStep(Autoreset):
     """Adapter for a vector environment that resets in the step after an episode and ignores that step's action."""
 
     def __init__(self, num_envs: int) -> None:
-        self.pending = False
         self._previous_done = np.zeros(num_envs, dtype=np.bool_)
 
+    @override
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Convert a step in which episodes ended or environments were reset; see `Autoreset`."""
         first = self._previous_done
         self._previous_done = done
         self.pending = bool(np.count_nonzero(done))
         return ResolvedStep(observations, info, ~first, first, NO_INDEX, {}, lambda i: _row(info, i))
 
+    @override
     def reset(self) -> None:
-        """Discard pending resets; see `Autoreset`."""
         self.pending = False
         self._previous_done = np.zeros_like(self._previous_done)
 
 
-class MaskedReset:
+class MaskedReset(Autoreset):
     """Adapter for a vector environment without autoreset; the adapter resets environments when episodes end."""
 
     def __init__(self, reader: ObservationReader, envs: AnyVectorEnv) -> None:
-        self.pending = False
         self._reader = reader
         self._envs = envs
 
+    @override
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
-        """Reset the environments whose episodes ended, and convert the step; see `Autoreset`."""
+        """Reset the environments whose episodes ended, and convert the step."""
         index = done.nonzero()[0]
         # Indexing with an array copies the rows, so the vector environment may overwrite `observations` when it resets.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
@@ -136,9 +134,6 @@ class MaskedReset:
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
         new_info = _merged(info, reset_info, done)
         return ResolvedStep(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i), final_mask)
-
-    def reset(self) -> None:
-        """Do nothing, because resets are never pending; see `Autoreset`."""
 
 
 def make_autoreset(mode: AutoresetMode, reader: ObservationReader, envs: AnyVectorEnv) -> Autoreset:

@@ -266,9 +266,6 @@ class MultiAgentStorage(Storage):
             return (before + count) * env_steps // agent_steps - before * env_steps // agent_steps
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
-    def after_gradients(self, batch: MultiBatch, info: Mapping[str, object]) -> None:
-        """Do nothing, because storages without replay have no priorities to update; see `Storage`."""
-
     def reset(self) -> None:
         """Discard the data of all policies; see `Storage`."""
         self._resident_env_steps = 0

@@ -264,7 +264,7 @@ class ReplayBuffer(Storage):
         self._inserted(inserted)
 
     def _inserted(self, inserted: Inserted) -> None:
-        """Do nothing; a subclass may process the inserted rows here, for example set their priorities."""
+        """Process rows after they were inserted; a subclass may set their priorities here."""
 
     def drawable_rows(self) -> np.ndarray:
         """Return all rows that can be drawn, (N,) int64, oldest first; this takes time proportional to `size`."""
