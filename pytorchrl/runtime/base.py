@@ -32,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 W = TypeVar("W")
+W_co = TypeVar("W_co", covariant=True)
 
 DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
     {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
@@ -79,17 +80,17 @@ class Outcome(Generic[R]):
         return self.value  # type: ignore[return-value]
 
 
-class Handle(Generic[W]):
+class Handle(Generic[W_co]):
     """A reference to a worker, which runs its calls one at a time in order of submission."""
 
     def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # the type of `native` depends on the runtime
         self.runtime, self.name, self.native = runtime, name, native
 
-    def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def submit(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Enqueue a call, which runs after all calls that were submitted before it."""
         return self.runtime.submit(self, method.__name__, args, kwargs)
 
-    def signal(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def signal(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Run a short call immediately, even while the worker runs another call. The method may only set flags."""
         return self.runtime.signal(self, method.__name__, args, kwargs)
 

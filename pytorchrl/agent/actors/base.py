@@ -147,7 +147,7 @@ class Actor(Part, nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, MLP):
                 module.look_up_weights(once=True)
-        normalised = _normalised_leaves(self.options)
+        normalised = _normalised_leaves(self.options.observation_space) if self.options.normalize_obs else {}
         # Normalizers are stored in a list, because leaf names may contain dots, which PyTorch forbids in module names.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
@@ -276,13 +276,9 @@ def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # Any, because leaves
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # Any, because each subclass has its own options
-    if not options.normalize_obs:
-        return {}
-    return {
-        leaf: space for leaf, space in options.observation_space.items()
-        if isinstance(space, gym.spaces.Box) and not is_image(space)
-    }
+def _normalised_leaves(observation_space: Mapping[str, gym.Space[object]]) -> dict[str, gym.Space[object]]:
+    return {leaf: space for leaf, space in observation_space.items()
+            if isinstance(space, gym.spaces.Box) and not is_image(space)}
 
 
 def load_checkpoint(actor: Loadable, path: str) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from pytorchrl.scheme.collection.c_worker import CWorker
     from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+    from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
     from pytorchrl.scheme.collection.strategy import RemoteStrategy
     from pytorchrl.scheme.supervision.supervisor import Supervisor
+    from pytorchrl.scheme.transport.messages import Rollout
 
 NOT_ELASTIC = ("num_col_workers cannot change, because collection is central: the gradient worker's process collects; "
                "start with num_col_workers >= 2, or with col_execution='Parallel' for one remote worker")
@@ -36,7 +39,8 @@ class Resizing:
         plan: Function that adapts the sizes of batches to a new number of workers.
     """
 
-    def __init__(self, workers: CWorkerSet, strategy: RemoteStrategy[Any, Any],  # any kind of workers and answers
+    def __init__(self, workers: CWorkerSet,
+                 strategy: RemoteStrategy[CWorker, Rollout] | RemoteStrategy[EnvWorker, EnvAnswer],
                  supervisor: Supervisor, plan: Callable[[int], object]) -> None:
         self._workers, self._strategy, self._supervisor, self._plan = workers, strategy, supervisor, plan
         self._requests: deque[_Request] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pytorchrl.errors import (
     CrashLoopError,
@@ -68,7 +68,7 @@ class Supervisor:
 
     Options: TypeAlias = SupervisorOptions
 
-    def __init__(self, workers: Sequence[Handle[Any]],  # workers of any class
+    def __init__(self, workers: Sequence[Handle[object]],
                  replace: Callable[[int], object], runtime: Runtime, options: Options | None = None, seed: int = 0, *,
                  hang_timeout_s: float | None = None) -> None:
         self._workers, self._replace, self._runtime = workers, replace, runtime

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from pytorchrl.runtime import Future, Handle, Runtime
 from pytorchrl.scheme.transport.encoder import Encoder
-
-P = TypeVar("P", bound="Peer")
 
 # Sizes of the probes (test messages) in bytes. Even the small probe is large enough for Ray to use shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
@@ -43,7 +40,7 @@ class Peer:
             self.encoder.set_link(seconds_per_byte)
 
 
-def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
+def measure_links(runtime: Runtime, workers: Sequence[Handle[Peer]]) -> list[float]:
     """Return the time in seconds that each worker's link takes to transfer one byte in one direction.
 
     The time includes the copy of the data by the receiver. All links are measured at the same time, because
@@ -69,7 +66,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
     return [0.0 if seconds is None else next(measured) for seconds in first]
 
 
-def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
+def _fastest(runtime: Runtime, workers: Sequence[Handle[Peer]], size: int) -> list[float]:
     """Probe each worker `_REPEATS` times, or once if any link is slow; return the shortest round trips in seconds."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
@@ -77,7 +74,7 @@ def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
+def _round_trips(runtime: Runtime, workers: Sequence[Handle[Peer]], size: int) -> list[float | None]:
     """Send a probe of `size` bytes to each worker, and return the round-trip times in seconds.
 
     A round trip ends when the answer has been copied. The time of a worker that does not answer is None.

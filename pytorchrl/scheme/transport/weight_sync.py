@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Pack, Sent, Traffic
-from pytorchrl.scheme.transport.link import measure_links
+from pytorchrl.scheme.transport.link import Peer, measure_links
 from pytorchrl.scheme.transport.messages import States, Weights
 from pytorchrl.support.untyped import Payload
 
@@ -29,7 +28,7 @@ class WeightSync:
     """
 
     def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str],
-                 workers: Sequence[Handle[Any]]) -> None:  # `Any` stands for gradient workers or collection workers
+                 workers: Sequence[Handle[Peer]]) -> None:
         self._runtime, self._parameters, self._workers = runtime, parameters, workers
         self._is_lossless = compression is None or compression.codec.is_lossless
         self._encoder = Encoder(compression, runtime.now, num_readers=len(workers))
