@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
+from typing_extensions import override
+
 from pytorchrl.errors import ConfigError
 
 FORMS = "linear:START:END[:STEPS], cosine or exponential in place of linear, or piecewise:STEP:VALUE:STEP:VALUE..."
@@ -77,17 +79,17 @@ class Ramp(Schedule):
         """Return the Python call that creates the schedule."""
         return f"{self.shape}({', '.join(map(repr, self.parts()[1:]))})"
 
+    @override
     def value(self, env_steps: int, target_steps: int) -> float:
-        """Return the value after `env_steps`; see `Schedule`."""
         return _SHAPES[self.shape](self.start, self.end, min(1.0, env_steps / (self.steps or max(1, target_steps))))
 
     @property
+    @override
     def values(self) -> tuple[float, ...]:
-        """The numbers that define the schedule; see `Schedule`."""
         return self.start, self.end
 
+    @override
     def parts(self) -> list[str | float]:
-        """Return the schedule as plain values; see `Schedule`."""
         return [self.shape, self.start, self.end, *([] if self.steps is None else [self.steps])]
 
 
@@ -113,8 +115,8 @@ class Piecewise(Schedule):
         """Return the Python call that creates the schedule."""
         return f"piecewise({', '.join(map(repr, self.points))})"
 
+    @override
     def value(self, env_steps: int, target_steps: int) -> float:
-        """Return the value after `env_steps`; see `Schedule`."""
         after = bisect_right(self.points, env_steps, key=lambda point: point[0])
         if after == len(self.points):
             return self.points[-1][1]
@@ -122,12 +124,12 @@ class Piecewise(Schedule):
         return low + (high - low) * (env_steps - start) / (end - start)
 
     @property
+    @override
     def values(self) -> tuple[float, ...]:
-        """The numbers that define the schedule; see `Schedule`."""
         return tuple(value for _, value in self.points)
 
+    @override
     def parts(self) -> list[str | float]:
-        """Return the schedule as plain values; see `Schedule`."""
         return ["piecewise", *(number for point in self.points for number in point)]
 
 
@@ -165,8 +167,9 @@ class Computed(Schedule):
             function = type(function)
         return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - some objects lack it
 
+    @override
     def value(self, env_steps: int, target_steps: int) -> float:
-        """Return the function's value after `env_steps`; see `Schedule`.
+        """Return the function's value after `env_steps`.
 
         Raises:
             ConfigError: The function raises, or does not return a number in the option's range.

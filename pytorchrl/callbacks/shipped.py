@@ -7,6 +7,8 @@ import json
 import math
 from collections.abc import Mapping
 
+from typing_extensions import override
+
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.errors import ConfigError
@@ -47,12 +49,14 @@ class SaveBestModel(Callback):
             self.best = evaluation.return_mean
             run.save_model(self._name)
 
+    @override
     def state(self) -> dict[str, float]:
-        """Return the highest mean return; see `Callback`."""
+        """Return the highest mean return."""
         return {"best": self.best}
 
+    @override
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore the highest mean return; see `Callback`."""
+        """Restore the highest mean return."""
         self.best = state["best"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
@@ -97,12 +101,14 @@ class StopOnPlateau(Callback):
         self._min_improvement = check_number("min_improvement", min_improvement, 0)
         self._best, self._best_at = -math.inf, 0.0
 
+    @override
     def state(self) -> dict[str, float]:
-        """Return the highest mean return, and the number of env steps at which it was reached; see `Callback`."""
+        """Return the highest mean return, and the number of env steps at which it was reached."""
         return {"best": self._best, "best_at": self._best_at}
 
+    @override
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Restore the highest mean return, and the number of env steps at which it was reached; see `Callback`."""
+        """Restore the highest mean return, and the number of env steps at which it was reached."""
         self._best, self._best_at = state["best"], state["best_at"]
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:

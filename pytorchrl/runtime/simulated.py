@@ -240,8 +240,9 @@ class SimulatedRuntime(Runtime):
         meeting = self._meetings.setdefault((port, generation), _Meeting())
         return SimulatedCollective(self.simulation, meeting, rank, size, timeout_s)
 
+    @override
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """Return the function that a worker calls when it reaches a named point of its work; see `Runtime`.
+        """Return the function that a worker calls when it reaches a named point of its work.
 
         The function waits for the virtual duration of the operation at this point, and then injects faults.
         """

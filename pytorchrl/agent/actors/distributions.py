@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.errors import NonFiniteDataError, SpaceError
 
@@ -141,19 +142,22 @@ class Categorical(Distribution):
         """Return the allowed action with the highest logit, (...,) int64."""
         return _masked(params, mask).argmax(-1)
 
+    @override
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies under the softmax over the allowed actions; see `Distribution`."""
+        """Return log-probabilities and entropies under the softmax over the allowed actions."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
+    @override
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
-        """Return log-probabilities under the softmax over the allowed actions; see `Distribution`."""
+        """Return log-probabilities under the softmax over the allowed actions."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
+    @override
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return KL(p || q) of the softmaxes over the allowed actions; see `Distribution`."""
+        """Return KL(p || q) of the softmaxes over the allowed actions."""
         log_p, log_q = (F.log_softmax(_masked(logits, mask), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
@@ -205,14 +209,16 @@ class MultiCategorical(Distribution):
         """Return the most likely allowed action of each component, `(..., *action_shape)` int64."""
         return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
 
+    @override
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, summed over the D components; see `Distribution`."""
+        """Return log-probabilities and entropies, summed over the D components."""
         log_probs = F.log_softmax(_masked(*self._split(params, mask)), -1)
         action = action.reshape(*log_probs.shape[:-1], 1)
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
+    @override
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return KL(p || q), summed over the D components; see `Distribution`."""
+        """Return KL(p || q), summed over the D components."""
         log_p, log_q = (F.log_softmax(_masked(*self._split(logits, mask)), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
 
@@ -239,15 +245,17 @@ class Bernoulli(Distribution):
         _refuse_mask(mask)
         return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
 
+    @override
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and entropies, summed over the bits; see `Distribution`."""
+        """Return log-probabilities and entropies, summed over the bits."""
         _refuse_mask(mask)
         bits = action.reshape(params.shape).float()
         softplus = F.softplus(params)
         return (bits * params - softplus).sum(-1), (softplus - params * params.sigmoid()).sum(-1)
 
+    @override
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return KL(p || q), summed over the bits; see `Distribution`."""
+        """Return KL(p || q), summed over the bits."""
         _refuse_mask(mask)
         return (params.sigmoid() * (params - other) - F.softplus(params) + F.softplus(other)).sum(-1)
 
@@ -273,8 +281,9 @@ class Gaussian(Distribution):
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)
 
+    @override
     def params_of(self, outputs: Tensor) -> Tensor:
-        """Return the means, followed by the log standard deviations; see `Distribution`."""
+        """Return the means, followed by the log standard deviations."""
         means = outputs.float()
         return torch.cat((means, self.log_std.expand_as(means)), -1)
 
@@ -290,8 +299,9 @@ class Gaussian(Distribution):
         _refuse_mask(mask)
         return params[..., : self.num_outputs].reshape(*params.shape[:-1], *self.action_shape)
 
+    @override
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return log-densities and entropies, summed over the n dimensions; see `Distribution`."""
+        """Return log-densities and entropies, summed over the n dimensions."""
         _refuse_mask(mask)
         mean, log_std = params.chunk(2, -1)
         errors = (action.reshape(mean.shape) - mean) * (-log_std).exp()
@@ -299,8 +309,9 @@ class Gaussian(Distribution):
         constant = self.num_outputs * _HALF_LOG_TWO_PI
         return -0.5 * (errors * errors).sum(-1) - log_stds - constant, log_stds + (constant + 0.5 * self.num_outputs)
 
+    @override
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Return KL(p || q), summed over the n dimensions; see `Distribution`."""
+        """Return KL(p || q), summed over the n dimensions."""
         _refuse_mask(mask)
         (mean, log_std), (other_mean, other_log_std) = params.chunk(2, -1), other.chunk(2, -1)
         precision = (-2.0 * other_log_std).exp()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.extractors import linear
 
@@ -69,8 +70,8 @@ class GRU(Memory):
 
     num_gates, num_parts = 3, 1
 
+    @override
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one step of the GRU; see `Memory`."""
         gates = F.linear(state, self.recurrence.weight, self.recurrence.bias).float()
         projected = projected.float()
         size = 2 * self.size
@@ -85,8 +86,8 @@ class LSTM(Memory):
 
     num_gates, num_parts = 4, 2
 
+    @override
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute one step of the LSTM; see `Memory`."""
         hidden, cell = state.chunk(2, -1)
         gates = (projected + F.linear(hidden, self.recurrence.weight, self.recurrence.bias)).float()
         write, forget, candidate, output = gates.chunk(4, -1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.distributions import Categorical, check_mask, inner_bounds
 from pytorchrl.agent.actors.q_actor import best_action
@@ -84,8 +85,9 @@ class OffPolicyActor(ReplayActor):
                     "other policy has a standard deviation; leave it out")
 
     @classmethod
+    @override
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return a description of the space that the actor needs, or None if the actor supports `space`; see `Actor`.
+        """Return a description of the space that the actor needs, or None if the actor supports `space`.
 
         A Box must have finite bounds, because `to_env` scales actions from [-1, 1] to the bounds.
         """
@@ -135,8 +137,8 @@ class OffPolicyActor(ReplayActor):
         """The number of outputs of the policy network for one observation."""
         return self.action_size if self.is_discrete or self.is_deterministic else 2 * self.action_size
 
+    @override
     def check_networks(self) -> None:
-        """Check the outputs of the networks; see `Actor`."""
         check_attributes(self, policy=f"a module that returns (B, {self.num_outputs}) from observations",
                          critics="a ModuleList of networks that return values")
         obs = self.example_obs()
@@ -156,8 +158,9 @@ class OffPolicyActor(ReplayActor):
         """Return the policy network, which is the parameter group `pi`."""
         return {"pi": self.policy}
 
+    @override
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw random allowed actions: for a Box, (E, ...) float32 in [-1, 1], else (E,) int64; see `ReplayActor`."""
+        """Draw random allowed actions: for a Box, (E, ...) float32 in [-1, 1], else (E,) int64."""
         if self.is_discrete:
             return best_action(torch.rand(num_envs, self.action_size, generator=generator, device=self.device), mask)
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
@@ -201,12 +204,14 @@ class OffPolicyActor(ReplayActor):
         u = mean if deterministic else squashed_draw(mean, log_std, generator)[0]
         return torch.tanh(u).view(-1, *self.low.shape)
 
+    @override
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the deterministic actions of `act`, scaled to the bounds if the space is a Box; see `Actor`."""
+        """Return the deterministic actions of `act`, scaled to the bounds if the space is a Box."""
         return self.to_env(self.act(obs, deterministic=True, mask=mask)), {}
 
+    @override
     def keep_policy(self) -> None:
-        """Remove the critics (not needed to act) unless a subclass overrides `build_networks` or `act`; see `Actor`."""
+        """Remove the critics (not needed to act) unless a subclass overrides `build_networks` or `act`."""
         super().keep_policy()
         if not overrides(self, OffPolicyActor, "build_networks", "act"):
             self.critics = nn.ModuleList()

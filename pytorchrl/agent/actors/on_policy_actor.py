@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.distributions import Gaussian, distribution_of
@@ -149,8 +150,8 @@ class OnPolicyActor(Actor):
         features, state = self._trunks[1].forward(obs, rhs.get("value"), done)
         return features, {} if state is None else {"value": state}
 
+    @override
     def check_networks(self) -> None:
-        """Check the outputs of the networks; see `Actor`."""
         check_attributes(self, policy_head="a module from features (B, F) to (B, distribution.num_outputs)",
                          value_head="a module from features (B, F) to (B, 1)")
         if not self.is_shared and not overrides(self, OnPolicyActor, "value_features") and not hasattr(self, "value"):
@@ -229,15 +230,17 @@ class OnPolicyActor(Actor):
         action = distribution.mode(params, mask) if deterministic else distribution.sample(params, mask, generator)
         return action, distribution.clip(action), params, value, rhs_next
 
+    @override
     def policy_states(self, num_envs: int) -> Obs:
-        """Return the initial memory of the policy network, but not that of a separate value network; see `Actor`."""
+        """Return the initial memory of the policy network, but not that of a separate value network."""
         states = self.initial_states(num_envs)
         if overrides(self, OnPolicyActor, "act", "policy_features", "initial_states"):
             return states
         return {name: state for name, state in states.items() if name == "policy"}
 
+    @override
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the most likely actions, clipped to the bounds of a Box; see `Actor`."""
+        """Return the most likely actions, clipped to the bounds of a Box."""
         continues = torch.zeros(next(iter(obs.values())).shape[0], dtype=torch.bool, device=self.device)
         if overrides(self, OnPolicyActor, "act"):
             _, action, _, _, rhs = self.act(obs, rhs, continues, True, mask)
@@ -246,8 +249,9 @@ class OnPolicyActor(Actor):
         distribution = self._heads[2]
         return distribution.clip(distribution.mode(params, mask)), rhs
 
+    @override
     def keep_policy(self) -> None:
-        """Remove the value network; see `Actor`."""
+        """Remove the value network."""
         super().keep_policy()
         self._linear = (None, None)  # call the heads as modules: `torch.export` needs this
         if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):

@@ -9,6 +9,7 @@ import gymnasium as gym
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
@@ -83,8 +84,8 @@ class QActor(ReplayActor):
             options, self.num_actions, generator, dueling=options.dueling, noisy=options.noisy,
             num_previous=self.num_actions + 1 if options.prev_action_reward else 0)
 
+    @override
     def check_networks(self) -> None:
-        """Check the outputs of the networks; see `Actor`."""
         check_attributes(self, q="a module that returns the values of all actions, (B, n), from (obs, mask, generator)")
         if not self.is_recurrent:
             check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions)
@@ -93,8 +94,9 @@ class QActor(ReplayActor):
         """Return the Q network, which is the parameter group `q`."""
         return {"q": self.q}
 
+    @override
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Draw random allowed actions, (E,) int64; see `ReplayActor`."""
+        """Draw random allowed actions, (E,) int64."""
         return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
 
     def acting_networks(self) -> dict[str, nn.Module]:
@@ -172,8 +174,9 @@ class QActor(ReplayActor):
             check_mask(mask)
         return best_action(self.get_q_scores(obs, None, mask, generator), mask)
 
+    @override
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the actions with the highest values, without the noise of a noisy network; see `Actor`.
+        """Return the actions with the highest values, without the noise of a noisy network.
 
         With `prev_action_reward`, the returned memory contains these actions, but not their rewards. The caller must
         add the rewards with `show_reward` after the environments have taken the step.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from pytorchrl.agent.algorithms.on_policy import ADVANTAGE_NORMALIZATION_HELP, NUM_MINI_BATCH_HELP, OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
@@ -36,10 +37,10 @@ class A2C(OnPolicyAlgorithm):
         advantage_normalization: str = option(
             "none", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
 
+    @override
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the terms of the loss; see `OnPolicyAlgorithm`."""
         return {
             "policy_loss": -evaluated.logp * batch.advantage,
             "value_loss": 0.5 * (evaluated.value - batch.ret).square(),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.base import copy_tensors
@@ -86,10 +87,11 @@ class APPO(VTraceAlgorithm, PPO):
 
     # Learning
 
+    @override
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the terms of the loss; see `PPO`.
+        """Compute the terms of the loss.
 
         If the option `kl_coef` is not 0, `kl` is a term of the loss. Otherwise, `kl` is only reported as a measure.
         """
@@ -114,25 +116,28 @@ class APPO(VTraceAlgorithm, PPO):
             slow_kl = log_ratio.exp() - 1.0 - log_ratio
         return {**terms, "kl": slow_kl}, measures
 
+    @override
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """Return the weights of the terms; see `OnPolicyAlgorithm`.
+        """Return the weights of the terms.
 
         The weight of `kl` is not read from `parameters`. It is `self.kl_coef`, which `apply_gradients` adapts.
         """
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
 
+    @override
     def evaluate_target(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Evaluate the target policy, which is the slow policy if there is one; see `VTraceAlgorithm`."""
+        """Evaluate the target policy, which is the slow policy if there is one."""
         if self._slow is None:
             return super().evaluate_target(obs, rhs, done, action, mask)
         logp = self._slow.evaluate_actions(obs, rhs, done, action, mask)[0]
         return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
 
+    @override
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """Compute the gradient; see `PPO`.
+        """Compute the gradient.
 
         If `kl_coef` is not 0, the last of the returned vectors contains the mean KL. Workers average it together with
         the gradients.
@@ -143,8 +148,9 @@ class APPO(VTraceAlgorithm, PPO):
         return gradients, info
 
     @property
+    @override
     def gradient_sizes(self) -> list[int]:
-        """Number of scalars in each vector of gradients; see `Algorithm`.
+        """Number of scalars in each vector of gradients.
 
         If `kl_coef` is not 0, the last vector contains one scalar, the mean KL.
         """
@@ -174,14 +180,15 @@ class APPO(VTraceAlgorithm, PPO):
 
     # States
 
+    @override
     def learning_state(self) -> dict[str, Tensor]:
-        """Return the weight of the KL term, and the slow policy; see `Algorithm`."""
+        """Return the weight of the KL term, and the slow policy."""
         slow = {} if self._slow is None else self._slow.state_dict()
         weight = {"kl_coef": torch.tensor(self.kl_coef, dtype=torch.float64)} if self.options.kl_coef else {}
         return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
 
+    @override
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Copy a `learning_state()` into this algorithm; see `Algorithm`."""
         if self.learning_state().keys() != state.keys():
             raise WeightsError("the state is from an algorithm with a different target_network or kl_coef; set these "
                                "options to the same values")
@@ -198,8 +205,8 @@ class APPO(VTraceAlgorithm, PPO):
         """
         return {**super().state_dict(), "num_updates": self._num_updates}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self._num_updates = state["num_updates"]
 

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.actors.small_policy import SmallOffPolicy
@@ -106,8 +107,8 @@ class DDPG(ReplayAlgorithm):
 
     # Acting
 
+    @override
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """Choose actions; see `ReplayAlgorithm`."""
         action = self.actor.act(obs, deterministic, mask)
         if deterministic or self.options.noise == "none":
             return action
@@ -117,8 +118,8 @@ class DDPG(ReplayAlgorithm):
             noise = torch.empty_like(action).normal_(0.0, self.parameters["noise_std"], generator=self.generator)
         return (action + noise).clamp_(-1.0, 1.0)
 
+    @override
     def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
-        """Choose actions in NumPy, which is faster for small networks; see `ReplayAlgorithm`."""
         if self._small is None or (outputs := self._small.outputs(obs)) is None:
             return None
         action = np.tanh(outputs)
@@ -138,8 +139,8 @@ class DDPG(ReplayAlgorithm):
         """
         return torch.tanh(self.targets["pi"](next_obs))
 
+    @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Compute the losses; see `ReplayAlgorithm`."""
         actor = self.actor
         obs, next_obs = actor.normalise(batch.obs), actor.normalise(batch.next_obs)
         with torch.no_grad():
@@ -153,12 +154,13 @@ class DDPG(ReplayAlgorithm):
 
     # States
 
+    @override
     def state_dict(self) -> StateDict:
-        """Return the state, including the state of the Ornstein-Uhlenbeck noise; see `Algorithm`."""
+        """Return the state, including the state of the Ornstein-Uhlenbeck noise."""
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self._drift.state = state["noise"].to(self.device, copy=True)
 
@@ -187,8 +189,9 @@ class TD3(DDPG):
         noise_clip: float = option(
             0.5, help="Largest noise on the target's actions, in units of half the range of an action.", low=0.0)
 
+    @override
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """Return the noisy actions for the targets; see `DDPG`."""
+        """Return the noisy actions for the targets."""
         action, clip = super().target_actions(next_obs), self.options.noise_clip
         noise = standard_normal(action, self.update_generator) * self.options.target_noise
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
@@ -114,8 +115,9 @@ class DQN(ReplayAlgorithm):
         self._small_network = self._make_small_network()
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
+    @override
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Use the constant epsilon of collector `index` if `epsilon_per_worker` is set; see `Algorithm`.
+        """Use the constant epsilon of collector `index` if `epsilon_per_worker` is set.
 
         Raises:
             ConfigError: The index is not in the range from 0 to `num_collectors` - 1.
@@ -150,13 +152,14 @@ class DQN(ReplayAlgorithm):
     def generator(self, generator: torch.Generator) -> None:
         self._uniform = UniformDraws(generator)
 
+    @override
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """Choose actions; see `ReplayAlgorithm`."""
         generator = None if deterministic else self.generator
         return self._explore(len(done), deterministic, mask, lambda: self.actor.act(obs, mask, generator))
 
+    @override
     def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
-        """Choose actions in NumPy, or return None if `choose` must be used; see `ReplayAlgorithm`."""
+        """Choose actions in NumPy, or return None if `choose` must be used."""
         small, inputs = self._small_network, obs.get(OBS_LEAF)
         if small is None or inputs is None or len(inputs) > small.max_rows:
             return None
@@ -225,8 +228,8 @@ class DQN(ReplayAlgorithm):
         best = best_action(choosing, batch.next_mask)
         return batch.ret + batch.discount * next_scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
+    @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Compute the losses; see `ReplayAlgorithm`."""
         with torch.no_grad():
             target = self.target_values(batch)
         if not self._is_loss_checked:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.small_network import SmallNetwork
@@ -86,9 +87,10 @@ class OnPolicyAlgorithm(Algorithm):
     actor: OnPolicyActor
 
     @classmethod
+    @override
     @brief_errors
     def create_factory(cls, **options: object) -> Factory[Self]:
-        """Return a factory of this algorithm; see `Algorithm`.
+        """Return a factory of this algorithm.
 
         `num_mini_batch` and `mini_batch_size` are mutually exclusive.
         """
@@ -132,8 +134,9 @@ class OnPolicyAlgorithm(Algorithm):
         self.advantage_normalization = options.advantage_normalization
 
     @classmethod
+    @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other; see `Part`.
+        """Return a message if options contradict each other.
 
         `compile=True` contradicts an actor with memory.
         """
@@ -144,10 +147,11 @@ class OnPolicyAlgorithm(Algorithm):
 
     # Acting
 
+    @override
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """Choose the actions of E environments; see `Algorithm`.
+        """Choose the actions of E environments.
 
         In the result, `other` contains what `finish_rollout` needs to compute log-probabilities and values.
         """
@@ -175,8 +179,9 @@ class OnPolicyAlgorithm(Algorithm):
             inputs = self._to_device(obs, rhs, done, mask)
             return self.actor.act(*inputs[:3], deterministic, inputs[3], self.generator, **self._act_options)
 
+    @override
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,) to the rollout; see `Algorithm`.
+        """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,) to the rollout.
 
         These values are computed with the weights that collected the rollout. K is the number of final observations. An
         algorithm that learns from rollouts of older policies adds only `logp`.
@@ -287,8 +292,9 @@ class OnPolicyAlgorithm(Algorithm):
             return batch
         return dataclasses.replace(batch, advantage=batch.normalized_advantage(), is_normalized=True)
 
+    @override
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """Compute the gradient of the loss over a batch; see `Algorithm`.
+        """Compute the gradient of the loss over a batch.
 
         Raises:
             ConfigError: `compile=True`, but this machine cannot compile.
@@ -335,19 +341,20 @@ class OnPolicyAlgorithm(Algorithm):
 
     # States
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Reset the random generators; see `Algorithm`."""
         super().reseed(seed)
         if self._small_policy is not None:
             self._small_policy.noise = torch.zeros(0)  # the action noise drawn in advance came from the old seed
 
+    @override
     def state_dict(self) -> StateDict:
-        """Return the state, including the noise drawn in advance for the next actions; see `Algorithm`."""
+        """Return the state, including the noise drawn in advance for the next actions."""
         noise = torch.zeros(0) if self._small_policy is None else self._small_policy.noise
         return {**super().state_dict(), "noise": noise}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         if self._small_policy is not None:
             self._small_policy.noise = state["noise"]

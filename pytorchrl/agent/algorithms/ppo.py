@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
@@ -65,10 +66,11 @@ class PPO(OnPolicyAlgorithm):
         super().__init__(options, actor=actor, seed=seed, device=device)
         self.recompute_advantages = options.recompute_advantages
 
+    @override
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the terms of the loss; see `OnPolicyAlgorithm`.
+        """Compute the terms of the loss.
 
         The additional measures are `kl` and `clip_fraction`, which is 1 for a sample whose ratio is clipped, else 0.
         """
@@ -93,8 +95,9 @@ class PPO(OnPolicyAlgorithm):
         terms = {"policy_loss": -surrogate, "value_loss": 0.5 * error, "entropy": evaluated.entropy}
         return terms, {"kl": kl, "clip_fraction": is_clipped}
 
+    @override
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """Compute the gradient; see `OnPolicyAlgorithm`.
+        """Compute the gradient.
 
         With `target_kl`, `info["skip_remaining"]` is 1.0 if the KL divergence is too large, else 0.0.
         """

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
@@ -90,10 +91,11 @@ class R2D2(DQN):
 
     # Acting
 
+    @override
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """Choose the actions of E environments; see `Algorithm`.
+        """Choose the actions of E environments.
 
         The memory processes each observation, even if the action is random.
         """
@@ -138,10 +140,11 @@ class R2D2(DQN):
             valid=rows(zeros == 0), weight=zeros + 1, ids=torch.arange(columns), burn_in=0,
             previous=None if previous is None else rows(previous, length + 1), num_samples=columns * length)
 
+    @override
     def losses(  # type: ignore[override] # batches contain sequences
         self, batch: SequenceBatch,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Compute the losses; see `ReplayAlgorithm`.
+        """Compute the losses.
 
         The absolute TD errors have shape (L, B), and are 0 for steps that are not valid.
         """

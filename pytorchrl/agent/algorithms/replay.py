@@ -16,6 +16,7 @@ from typing import ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
@@ -120,8 +121,9 @@ class ReplayAlgorithm(Algorithm):
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
     @classmethod
+    @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other; see `Part`.
+        """Return a message if options contradict each other.
 
         Losses cannot be compiled with an actor that has memory.
         """
@@ -130,8 +132,9 @@ class ReplayAlgorithm(Algorithm):
                     "of a sequence; set compile=False")
         return super().contradiction(agent)
 
+    @override
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return one group for each network of the actor; see `Algorithm`."""
+        """Return one group for each network of the actor."""
         return {name: dict(network.named_parameters()) for name, network in self.actor.networks().items()}
 
     # Acting
@@ -234,10 +237,11 @@ class ReplayAlgorithm(Algorithm):
         with torch.no_grad(), self._precision():
             return self.losses(batch)[2]
 
+    @override
     def compute_gradients(  # type: ignore[override] # batches contain transitions
         self, batch: ReplayBatch,
     ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
-        """Compute the gradients of the losses of all groups; see `Algorithm`.
+        """Compute the gradients of the losses of all groups.
 
         An update may leave some groups unchanged: for example, TD3 delays the updates of the policy. If each gradient
         is applied before the next one is computed (`applies_at_once`), this method skips the groups that the next
@@ -351,8 +355,9 @@ class ReplayAlgorithm(Algorithm):
     def _precision(self) -> AbstractContextManager[object]:
         return precision(self.device, self.options.is_mixed)
 
+    @override
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Update the weights and, every `target_update_interval` updates, the target networks; see `Algorithm`."""
+        """Update the weights and, every `target_update_interval` updates, the target networks."""
         info = super().apply_gradients(gradients)
         self.num_updates_made += 1
         if self.num_updates_made % self.options.target_update_interval == 0:
@@ -372,33 +377,35 @@ class ReplayAlgorithm(Algorithm):
 
     # States
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Reset the random generators; see `Algorithm`."""
         super().reseed(seed)
         self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
+    @override
     def state_dict(self) -> StateDict:
-        """Return the state, including the number of updates and the state of `update_generator`; see `Algorithm`."""
+        """Return the state, including the number of updates and the state of `update_generator`."""
         return {
             **super().state_dict(), "num_updates_made": self.num_updates_made,
             "update_generator": self.update_generator.get_state()}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self.num_updates_made = state["num_updates_made"]
         self.update_generator.set_state(state["update_generator"])
 
     # Helpers
 
+    @override
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the acting state; see `Algorithm`."""
         for name in self.actor.acting_networks():
             yield name, self.groups[name].data
         yield from self.actor.state_buffers().items()
 
+    @override
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the learning state, such as critics and target networks; see `Algorithm`."""
+        """Yield the tensors of the learning state, such as critics and target networks."""
         acting = self.actor.acting_networks()
         for name, group in self.groups.items():
             if name not in acting:

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.actors.small_policy import SmallOffPolicy
@@ -88,8 +89,9 @@ class SAC(ReplayAlgorithm):
         self._small = SmallOffPolicy(actor) if is_small else None
 
     @classmethod
+    @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other; see `Part`.
+        """Return a message if options contradict each other.
 
         `target_entropy_scale` needs discrete actions, because it scales log(n), the largest entropy of n actions.
         """
@@ -111,12 +113,12 @@ class SAC(ReplayAlgorithm):
 
     # Acting
 
+    @override
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """Choose actions; see `ReplayAlgorithm`."""
         return self.actor.act(obs, deterministic, mask, self.generator)
 
+    @override
     def choose_small(self, obs: Arrays, deterministic: bool) -> ActingStep | None:
-        """Choose actions in NumPy; see `ReplayAlgorithm`."""
         if self._small is None or (outputs := self._small.outputs(obs)) is None:
             return None
         u, log_std = outputs[:, :self.actor.action_size], outputs[:, self.actor.action_size:]
@@ -128,8 +130,8 @@ class SAC(ReplayAlgorithm):
 
     # Learning
 
+    @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Compute the losses; see `ReplayAlgorithm`."""
         alpha = self.log_alpha.detach().exp()
         obs, next_obs = self.actor.normalise(batch.obs), self.actor.normalise(batch.next_obs)
         terms = self._discrete_terms if self.actor.is_discrete else self._continuous_terms

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Arrays, DataKind
@@ -130,8 +131,9 @@ class MultiAgentAlgorithm(Algorithm):
 
     # Acting
 
+    @override
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Make the algorithms of all policies act as collector `index`; see `Algorithm`."""
+        """Make the algorithms of all policies act as collector `index`."""
         for algo in self.algorithms.values():
             algo.take_place(index, num_collectors)
 
@@ -157,15 +159,17 @@ class MultiAgentAlgorithm(Algorithm):
                 obs[policy], rhs[policy], done[policy], deterministic, None if mask is None else mask[policy])
             for policy, algo in self.algorithms.items()})
 
+    @override
     def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # takes data of all policies
-        """Complete the rollouts of all policies; see `Algorithm`."""
+        """Complete the rollouts of all policies."""
         for policy, part in rollout.parts.items():
             self.algorithms[policy].finish_rollout(part)
 
+    @override
     def moments_of(  # type: ignore[override] # takes data of all policies
         self, rollout: MultiRollout, running: dict[str, StateDict],
     ) -> dict[str, object]:
-        """Return the moments for the normalizers of all policies, by `policy/name`; see `Algorithm`."""
+        """Return the moments for the normalizers of all policies, by `policy/name`."""
         return joined({policy: self.algorithms[policy].moments_of(part, running.setdefault(policy, {}))
                        for policy, part in rollout.parts.items()})
 
@@ -176,15 +180,17 @@ class MultiAgentAlgorithm(Algorithm):
         return storage.join({
             policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
 
+    @override
     def prepare_batch(self, batch: MultiBatch) -> MultiBatch:
-        """Return the batch after the algorithm of each policy has prepared its part; see `Algorithm`."""
+        """Return the batch after the algorithm of each policy has prepared its part."""
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 
+    @override
     def compute_gradients(  # type: ignore[override] # takes data of all policies
         self, batch: MultiBatch,
     ) -> tuple[list[Tensor | None], MetricsDict]:
-        """Compute the gradients of all policies; see `Algorithm`.
+        """Compute the gradients of all policies.
 
         Returns:
             The gradient of each policy, (P,) or None; and the statistics. With replay, the statistics contain the
@@ -287,8 +293,9 @@ class MultiAgentAlgorithm(Algorithm):
         """The parameter schedules of all policies, by `policy/name`."""
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 
+    @override
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set the scheduled parameters of all policies, and return their values by `policy/name`; see `Algorithm`."""
+        """Set the scheduled parameters of all policies, and return their values by `policy/name`."""
         return joined({
             policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
 
@@ -304,33 +311,38 @@ class MultiAgentAlgorithm(Algorithm):
 
     # States
 
+    @override
     def reseed(self, seed: int) -> None:
-        """Reset the random generators of all policies; see `Algorithm`."""
+        """Reset the random generators of all policies."""
         for index, algo in enumerate(self.algorithms.values()):
             algo.reseed(derive_seed(seed, Stream.ACTING, index))
 
+    @override
     def learning_state(self) -> dict[str, Tensor]:
-        """Return the learning states of all policies; see `Algorithm`."""
+        """Return the learning states of all policies."""
         return joined({policy: algo.learning_state() for policy, algo in self.algorithms.items()})
 
+    @override
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Copy a `learning_state()` into the algorithms of all policies; see `Algorithm`."""
+        """Copy a `learning_state()` into the algorithms of all policies."""
         for policy, algo in self.algorithms.items():
             algo.load_learning_state(own_names(state, policy))
 
+    @override
     def state_dict(self) -> StateDict:
-        """Return the states of all policies, and whether each policy is trainable; see `Algorithm`."""
+        """Return the states of all policies, and whether each policy is trainable."""
         return {"policies": {policy: algo.state_dict() for policy, algo in self.algorithms.items()},
                 TRAINABLE: dict(self._trainable)}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Algorithm`."""
         for policy, algo in self.algorithms.items():
             algo.load_state_dict(state["policies"][policy])
         self._trainable = dict(state[TRAINABLE])
 
+    @override
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of the acting states of all policies; see `Algorithm`."""
+        """Yield the tensors of the acting states of all policies."""
         for policy, algo in self.algorithms.items():
             for name, tensor in algo.acting_tensors():
                 yield f"{policy}{SEPARATOR}{name}", tensor

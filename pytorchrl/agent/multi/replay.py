@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from pytorchrl.agent.data import ReplayBatch
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
@@ -109,8 +110,9 @@ class MultiAgentReplay(MultiAgentStorage):
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
+    @override
     def to_learn_from(self, policy: str) -> _InEnvSteps:
-        """Return the storage of a policy, with counters that count env steps; see `MultiAgentStorage`."""
+        """Return the storage of a policy, with counters that count env steps."""
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
@@ -177,8 +179,8 @@ class MultiAgentReplay(MultiAgentStorage):
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Storage`."""
         super().load_state_dict(state)
         self._evicted = state["evicted"]
         self._kept = deque(_Kept(start, {policy: valid.numpy() for policy, valid in arrays.items()}, steps)

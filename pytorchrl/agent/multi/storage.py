@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData
@@ -139,18 +140,18 @@ class MultiAgentStorage(Storage):
     # Collector
 
     @property
+    @override
     def num_steps(self) -> int:
-        """Number of steps in the current rollout; see `Storage`."""
         return self._any.num_steps
 
     @property
+    @override
     def rollout_size(self) -> int:
-        """T, the number of steps per environment in a whole rollout; see `Storage`."""
         return self._any.rollout_size
 
     @property
+    @override
     def full(self) -> bool:
-        """Whether the current rollout has all of its T steps; see `Storage`."""
         return self._any.full
 
     def start(  # type: ignore[override] # takes data of all policies
@@ -171,13 +172,15 @@ class MultiAgentStorage(Storage):
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 
+    @override
     def insert_transition(self, acting: MultiActingStep, step: MultiStep) -> None:  # type: ignore[override] # mappings
-        """Copy one step to the storages of all policies; see `Storage`."""
+        """Copy one step to the storages of all policies."""
         for policy, storage in self.storages.items():
             storage.insert_transition(acting.parts[policy], step.parts[policy])
 
+    @override
     def get_all_buffer_data(self, copy: bool = True) -> MultiRollout:  # type: ignore[override] # data of all policies
-        """Return the current rollout of all policies; see `Storage`."""
+        """Return the current rollout of all policies."""
         parts = {policy: storage.get_all_buffer_data(copy) for policy, storage in self.storages.items()}
         return MultiRollout(parts, self._num_envs)
 
@@ -197,8 +200,9 @@ class MultiAgentStorage(Storage):
         self._resident_agent_steps = sum(part.num_valid() for rollout in rollouts for part in rollout.parts.values())
         self._inserted += self._resident_env_steps
 
+    @override
     def before_gradients(self) -> None:
-        """Prepare the rollouts of all policies for `generate_batches`; see `Storage`."""
+        """Prepare the rollouts of all policies for `generate_batches`."""
         for storage in self.storages.values():
             storage.before_gradients()
 
@@ -266,8 +270,9 @@ class MultiAgentStorage(Storage):
             return (before + count) * env_steps // agent_steps - before * env_steps // agent_steps
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
+    @override
     def reset(self) -> None:
-        """Discard the data of all policies; see `Storage`."""
+        """Discard the data of all policies."""
         self._resident_env_steps = 0
         for storage in self.storages.values():
             storage.reset()
@@ -294,18 +299,20 @@ class MultiAgentStorage(Storage):
         """The schedules of the parameters of all policies, by `policy/name`."""
         return joined({policy: storage.schedules for policy, storage in self.storages.items()})
 
+    @override
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set the scheduled parameters of all policies, and return their values by `policy/name`; see `Storage`."""
+        """Set the scheduled parameters of all policies, and return their values by `policy/name`."""
         return joined({
             policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
+    @override
     def state_dict(self) -> StateDict:
-        """Return the states of all storages, and the counters; see `Storage`."""
+        """Return the states of all storages, and the counters."""
         return {**super().state_dict(), "inserted": self._inserted, "sampled": self._sampled,
                 "policies": {policy: storage.state_dict() for policy, storage in self.storages.items()}}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `Storage`."""
         super().load_state_dict(state)
         self._inserted, self._sampled = state["inserted"], state["sampled"]
         for policy, storage in self.storages.items():

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from typing import TypedDict
 
 import numpy as np
+from typing_extensions import override
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import saved_int
@@ -205,29 +206,29 @@ class PlainColumn(ObservationColumn):
         self.rows = np.zeros((capacity, *shape), dtype)
         self._extras = np.zeros((0, *shape), dtype)
 
+    @override
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """Store the observations of a rollout; see `ObservationColumn`."""
         write_rows(self.rows, start, obs[:-1].swapaxes(0, 1))
         self._extras = write_extras(self._extras, -1 - places[-1], obs[-1])
 
+    @override
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """Store the last observations of episodes; see `ObservationColumn`."""
         self._extras = write_extras(self._extras, -1 - places, obs)
 
+    @override
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Return a copy of observations; see `ObservationColumn`."""
         obs = self.rows.take(places, axis=0, mode="clip")
         extra = (places < 0).nonzero()[0]
         if len(extra):
             obs[extra] = self._extras[-1 - places[extra]]
         return obs
 
+    @override
     def state_dict(self, num_rows: int) -> StateDict:
-        """Return a copy of the state; see `ObservationColumn`."""
         return {"rows": self.rows[:num_rows].copy(), "extras": self._extras.copy()}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `ObservationColumn`."""
         self.rows[:len(state["rows"])] = state["rows"]
         self._extras = _like(self._extras, state["extras"])
 
@@ -266,8 +267,8 @@ class StackedColumn(ObservationColumn):
         self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
         self.clear()
 
+    @override
     def clear(self) -> None:
-        """Release all data; see `ObservationColumn`."""
         self.slots = SlotPool()
         self.slots.take(1)
         self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # `_black`: no owner
@@ -277,8 +278,8 @@ class StackedColumn(ObservationColumn):
         """Number of later rows that may need the data of a row: K - 1 for stacks of K frames."""
         return self._num_frames - 1
 
+    @override
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """Store the observations of a rollout; see `ObservationColumn`."""
         stacks = self._split(obs)
         write_rows(self.frames, start, stacks[:-1, :, -1].swapaxes(0, 1))
         newest = np.concatenate([places[:-1], self._keep(stacks[-1, :, -1], places[-1])[None]])
@@ -297,8 +298,8 @@ class StackedColumn(ObservationColumn):
         write_rows(self._row_frames, start, frames[:-1].swapaxes(0, 1))
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places[-1], frames[-1])
 
+    @override
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """Store the last observations of episodes; see `ObservationColumn`."""
         stacks = self._split(obs)
         newest = self._keep(stacks[:, -1], places)
         fresh = ~_follows(self._split(self.take(before)), stacks)
@@ -306,8 +307,8 @@ class StackedColumn(ObservationColumn):
         frames[fresh] = self._whole(stacks[fresh], newest[fresh], places[fresh])
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places, frames)
 
+    @override
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Return a copy of observations; see `ObservationColumn`."""
         frames = self._row_frames.take(places, axis=0, mode="clip")
         extra = (places < 0).nonzero()[0]
         if len(extra):
@@ -319,8 +320,8 @@ class StackedColumn(ObservationColumn):
             images[other] = self._extra_frames[numbers[other] - self._black]
         return images.reshape(len(places), *self._shape)
 
+    @override
     def free(self, places: np.ndarray) -> None:
-        """Release the data of observations; see `ObservationColumn`."""
         frames = self._stacks_at(places)
         row, column = np.nonzero(frames > self._black)
         extra = frames[row, column] - self._black
@@ -329,22 +330,22 @@ class StackedColumn(ObservationColumn):
             self.owners[owned] = self._black
             self.slots.release(owned)
 
+    @override
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return, for each row, whether it needs data of evicted rows; see `ObservationColumn`."""
         # Extra frames need no check: every later stack with an extra frame also contains the newest frame of the
         # observation that owns the extra frame, and this newest frame is checked.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
+    @override
     def state_dict(self, num_rows: int) -> StateDict:
-        """Return a copy of the state; see `ObservationColumn`."""
         return {
             "frames": self.frames[:num_rows].copy(), "row_frames": self._row_frames[:num_rows].copy(),
             "extra_frames": self._extra_frames.copy(), "extra_stacks": self._extra_stacks.copy(),
             "owners": self.owners.copy(), "slots": self.slots.state_dict()}
 
+    @override
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a `state_dict()`; see `ObservationColumn`."""
         num_rows = len(state["frames"])
         self.frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]
         self._extra_frames = _like(self._extra_frames, state["extra_frames"])

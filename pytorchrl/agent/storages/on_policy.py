@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.contracts import check_estimate, check_rollout
 from pytorchrl.agent.data import Batch, DataKind, RolloutData
@@ -221,8 +222,9 @@ class VanillaOnPolicyBuffer(Storage):
         return samples if self.device.type == "cpu" else samples.to(self.device)
 
     @classmethod
+    @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other, otherwise None; see `Part`.
+        """Return a message if options contradict each other, otherwise None.
 
         If the actor has memory, a rollout must contain at least one sequence for each minibatch.
         """

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.data import ReplayBatch, RolloutData
 from pytorchrl.agent.options import option
@@ -142,8 +143,9 @@ class PERBuffer(ReplayBuffer):
         if known.any():
             self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
 
+    @override
     def reset(self) -> None:
-        """Evict all transitions, but keep the largest priority so far; see `ReplayBuffer`."""
+        """Evict all transitions, but keep the largest priority so far."""
         super().reset()
         self.priority_sums.clear()
         self.priority_minima.clear()
@@ -168,8 +170,9 @@ class PERBuffer(ReplayBuffer):
         self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
         return priorities
 
+    @override
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw rows by priority, with importance weights; see `ReplayBuffer`."""
+        """Draw rows by priority, with importance weights."""
         share = self._uniform.take(count)
         if self.options.stratified:
             share = (np.arange(count) + share) / count

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from pytorchrl.agent.data import Arrays, DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
@@ -129,8 +130,8 @@ class RolloutSequenceBuffer(ReplayBuffer):
             is_step[own, columns] = column["valid"][rows]
         return Walk(places, is_step, 0, n_step)
 
+    @override
     def reset(self) -> None:
-        """Discard all rollouts; see `ReplayBuffer`."""
         super().reset()
         self._kept.clear()
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
@@ -377,8 +378,9 @@ class SequenceBuffer(PERBuffer):
         mean: np.ndarray = absolute.sum(0) / valid.sum(0)
         return eta * absolute.max(0) + (1.0 - eta) * mean
 
+    @override
     def reset(self) -> None:
-        """Discard all steps, memory states and windows; see `PERBuffer`."""
+        """Discard all steps, memory states and windows."""
         super().reset()
         self.state_slots, self._episodes = SlotPool(), {}
         self.__dict__.pop("windows", None)
