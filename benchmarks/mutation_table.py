@@ -278,7 +278,7 @@ _SCHEME = [
          ("self._weights.local_worker.version - self._actor.version", "0"),
          ("self._weights.delivered(0, rollout.header.num_env_steps)", "pass"),
          ("for place, stream, own in zip(places,", "for place, stream, own in zip(sorted(places),")),
-    *_of("scheme/collection/strategy.py", "scheme/collection/test_central_inference.py",
+    *_of("scheme/collection/strategies.py", "scheme/collection/test_central_inference.py",
          ("        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))\n        deliver(",
           "        deliver(")),
     *_of("scheme/gradients/g_worker.py", "scheme/test_checkpoint_faults.py -k bit_for_bit",

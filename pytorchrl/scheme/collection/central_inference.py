@@ -20,7 +20,7 @@ from pytorchrl.agent.multi.data import MultiActingStep
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker, RolloutBuilder
 from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
-from pytorchrl.scheme.collection.strategy import Closed, Deliver, RemoteStrategy
+from pytorchrl.scheme.collection.strategies import Closed, Deliver, RemoteStrategy
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import DropReason, Ledger

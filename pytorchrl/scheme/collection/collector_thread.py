@@ -14,11 +14,16 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.central_inference import CentralInference, Inference
 from pytorchrl.scheme.collection.destination import Destination, RolloutQueue
 from pytorchrl.scheme.collection.env_worker import EnvWorker
-from pytorchrl.scheme.collection.local_collection import LocalCollection
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC, Resizing
-from pytorchrl.scheme.collection.strategies import Barrier, OnArrival, OnDemand
-from pytorchrl.scheme.collection.strategy import CollectionStrategy, RoundStrategy
+from pytorchrl.scheme.collection.strategies import (
+    Barrier,
+    CollectionStrategy,
+    LocalCollection,
+    OnArrival,
+    OnDemand,
+    RoundStrategy,
+)
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytorchrl.scheme.collection.c_worker import CWorker
     from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
     from pytorchrl.scheme.collection.env_worker import EnvAnswer, EnvWorker
-    from pytorchrl.scheme.collection.strategy import RemoteStrategy
+    from pytorchrl.scheme.collection.strategies import RemoteStrategy
     from pytorchrl.scheme.supervision.supervisor import Supervisor
     from pytorchrl.scheme.transport.messages import Rollout
 

@@ -14,8 +14,7 @@ from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorSetup, CollectorThread
 from pytorchrl.scheme.collection.destination import Destination
 from pytorchrl.scheme.collection.resizing import Resizing
-from pytorchrl.scheme.collection.strategies import OnArrival
-from pytorchrl.scheme.collection.strategy import RemoteStrategy
+from pytorchrl.scheme.collection.strategies import OnArrival, RemoteStrategy
 from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches, plan_passes
 from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
