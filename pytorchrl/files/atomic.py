@@ -30,7 +30,8 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file, which replaces `path` when the `with` block ends, or is removed if the block fails.
 
-    After the block, the file and its name are on the disk, so that they also survive a crash of the machine.
+    After the block, the file and its name are on the disk, so that they also survive a crash of the machine. An
+    `OSError` in the block names `path`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
@@ -41,8 +42,10 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
         raise
 
 

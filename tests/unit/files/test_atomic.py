@@ -205,6 +205,14 @@ def test_json_other_than_an_object_has_no_checksum(tmp_path, value):
     assert read_json(tmp_path / "x.json") == value
 
 
+def test_an_error_of_writing_names_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/model.pt'"), put_in_place(tmp_path / "model.pt"):
+        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No such file or directory: 'other'"), put_in_place(tmp_path / "model.pt"):
+        os.stat("other")
+    assert list(tmp_path.iterdir()) == []
+
+
 class Stop(BaseException):
     """A stand-in for the end of the process."""
 
