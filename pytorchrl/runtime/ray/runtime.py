@@ -25,6 +25,7 @@ from pytorchrl.errors import (
     InsufficientResourcesError,
     RayConnectionError,
     RayDiedError,
+    StartError,
     WorkerDiedError,
     WorkerLostError,
 )
@@ -115,7 +116,11 @@ class RayRuntime(Runtime):
         # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
         # or the stacks that faulthandler prints after a crash.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
-        import ray as ray_module
+        try:
+            import ray as ray_module
+        except ImportError as error:
+            raise StartError(f"runtime='ray' needs Ray, which cannot be imported ({error}); install the package `ray`, "
+                             "or give runtime='processes'") from error
 
         ray: FromRay = ray_module
 
