@@ -19,7 +19,16 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from pytorchrl.cli.output import show, show_stderr
-from pytorchrl.support.tracebacks import as_error, ends_in_users_code, full_tracebacks
+from pytorchrl.support.tracebacks import (
+    as_error,
+    brief_errors,
+    ends_in_users_code,
+    full_tracebacks,
+    is_full,
+    shown_errors,
+    shows_users_code,
+    users_traceback,
+)
 
 _COMMANDS = {
     "train": "train an agent",
@@ -48,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
+    debug = "--debug" in arguments or is_full()
     found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
@@ -73,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, handler)
 
 
+@brief_errors
 def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
@@ -93,15 +103,21 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: BaseException, *, debug: bool) -> int:
-    """Write the error to stderr as one line, after its traceback if `debug` is true, and return the exit code."""
+    """Write the error to stderr as one line, and return the exit code.
+
+    If the error has frames of the user's own code, they are written above this line; all frames if `debug` is true.
+    """
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
+    is_users = shows_users_code(error)
+    text = str(error) if isinstance(error, PyTorchRLError) else f"{type(error).__name__}: {error}"
+    if not is_users and not isinstance(error, PyTorchRLError):
+        text = f"internal error, {text}; --debug shows where"
     if debug:
         show_stderr(*"".join(traceback.format_exception(error)).rstrip("\n").split("\n"))
-    if not isinstance(error, PyTorchRLError):
-        text = f"internal error, {type(error).__name__}: {error}; --debug shows where"
-    else:
-        text = str(error)
+    elif is_users:
+        users = next((each for each in shown_errors(error) if not isinstance(each, PyTorchRLError)), error)
+        show_stderr(*users_traceback(users).rstrip("\n").split("\n"), "", "--debug shows all frames")
     show_stderr(f"pytorchrl: error: {text}")
     return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
 

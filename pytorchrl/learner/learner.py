@@ -35,7 +35,8 @@ _LOOK_INTERVAL_S = 0.25
 _ENDED = {State.STOPPED: "been stopped", State.FAILED: "been abandoned after a second signal"}
 
 
-@brief_errors_of("__init__", "start", "step", "train", "evaluate", "save_model")
+@brief_errors_of("__init__", "start", "step", "train", "update_algorithm_parameter", "evaluate", "save_model",
+                 "save_checkpoint", "stop")
 class Learner:
     """Driver that runs a scheme until `target_steps` env steps have reached the learner.
 

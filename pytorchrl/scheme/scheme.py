@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
 
 
-@brief_errors_of("__init__", "from_factory", "start", "resume")
+@brief_errors_of("__init__", "from_factory", "start", "step", "resize", "drain", "checkpoint", "resume", "stop",
+                 "update_algorithm_parameter", "save_model", "start_evaluation", "poll_evaluation", "wait_evaluation")
 class Scheme(Architectures):
     """An agent and the tree of workers that trains it. The constructor checks all settings; `start` starts the workers.
 

@@ -1,4 +1,4 @@
-"""Shorten the tracebacks of `ConfigError` and Ctrl-C to the caller's line and the message.
+"""Shorten the tracebacks of errors to the frames of the user's own code.
 
 `sys.exit()` in a user's code becomes an error, because it would otherwise end the run early and look successful.
 """
@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -16,7 +18,10 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from pytorchrl.errors import ConfigError, WorkerError
+from pytorchrl.errors import CallbackError, ConfigError, EnvError, PyTorchRLError, WorkerError
+from pytorchrl.support.terminal import get_logger
+
+logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,28 +38,44 @@ _STACK_CHARS = 1500
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
 
 
+class _Thread(threading.local):
+    is_in_entry = False
+    """Whether the thread runs a public function. Only the outermost public function shortens the traceback."""
+
+
+_THREAD = _Thread()
+
+
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a `ConfigError` of a public function point at the line that called the function.
+    """Remove the frames of libraries from the tracebacks of the errors of a public function.
 
-    The message of a `ConfigError` is sufficient, so the frames of this library are removed from the traceback. The
-    chain of causes is shortened, too: it then begins with the first cause that has a frame of the user's own code. If
-    the traceback of the `ConfigError` itself has a frame of the user's own code, such as the `step` of an environment,
-    nothing is removed.
+    Python then prints the frames of the user's script, one frame of this module that says how to see all frames, and
+    the frames of the user's own code that this library has called, such as the `step` of an environment. If such frames
+    exist, the message of the error is logged, so that it is the first line as well as the last line. Causes of the
+    error that have no frame of the user's code are removed, except the exceptions of environments and callbacks.
 
-    A `KeyboardInterrupt` with a message, which training raises after it has saved the agent, is treated in the same
-    way.
+    The following errors are shortened: errors of this package, whose messages are sufficient, other errors that passed
+    through the user's own code, errors about a full disk, and the `KeyboardInterrupt` with a message that training
+    raises after it has saved the agent. All other errors keep their tracebacks, because they show a defect of this
+    package.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
-        brief: BaseException
+        if _THREAD.is_in_entry:
+            return function(*args, **kwargs)
+        _THREAD.is_in_entry = True
         try:
             return function(*args, **kwargs)
-        except (ConfigError, KeyboardInterrupt) as error:
-            if (os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__)
-                    or not (error.args or isinstance(error, ConfigError))):
+        except (Exception, KeyboardInterrupt) as error:
+            if is_full() or not _is_for_users(error):
                 raise
-            brief, cause = error.with_traceback(None), _users_cause(error)
-        raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows all frames
+            brief = _shortened(error)
+        finally:
+            _THREAD.is_in_entry = False
+        try:
+            raise brief  # PYTORCHRL_FULL_TRACEBACKS=1 shows all frames
+        finally:
+            del brief  # otherwise, the error would refer to this frame, and this frame to the error
     return entry
 
 
@@ -92,33 +113,108 @@ def stack_of(thread: threading.Thread) -> str:
 
 def ends_in_users_code(error: BaseException) -> bool:
     """Return whether the error was raised in the user's own code, not in a library or Python's standard library."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return _has_users_frame(trace)
+    trace = _innermost(error.__traceback__)
+    return trace is not None and _is_users(trace)
 
 
-def _has_users_frame(trace: TracebackType | None) -> bool:
-    """Return whether a frame of the traceback belongs to the user's own code; see `_LIBRARIES`."""
-    while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0]
-        if package not in _LIBRARIES and package not in sys.stdlib_module_names:
-            return True
-        trace = trace.tb_next
-    return False
+def is_full() -> bool:
+    """Return whether the user wants to see all frames."""
+    return os.environ.get(VARIABLE, "0") != "0"
 
 
-def _users_cause(error: BaseException) -> BaseException | None:
-    """Follow the causes of `error`; return the first cause with a frame of the user's own code, or None."""
-    seen: list[BaseException] = [error]  # an error may be its own cause, after `raise error from error`
+def shown_errors(error: BaseException) -> list[BaseException]:
+    """Return an error, and those of its causes that are shown to the user; each is a cause of the one before it.
+
+    A cause is shown if it has a frame of the user's own code. The exception of an environment or callback is always
+    shown.
+    """
+    seen, shown = [error], [error]  # an error may be its own cause, after `raise error from error`
     while True:
         last = seen[-1]
         cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
         if cause is None or any(cause is other for other in seen):
-            return None
-        if _has_users_frame(cause.__traceback__):
-            return cause
+            return shown
         seen.append(cause)
+        if _has_users_frame(cause.__traceback__) or (
+                isinstance(shown[-1], (CallbackError, EnvError)) and not isinstance(cause, PyTorchRLError)):
+            shown.append(cause)
+
+
+def shows_users_code(error: BaseException) -> bool:
+    """Return whether an error or one of its causes has a frame of the user's own code."""
+    return any(_has_users_frame(each.__traceback__) for each in shown_errors(error))
+
+
+def users_traceback(error: BaseException) -> str:
+    """Format an error and its causes with only the frames of the user's own code, or all frames if none is the user's.
+
+    The last line is the error itself. The result contains all frames, too, if the user wants to see them.
+    """
+    if is_full() or not shows_users_code(error):
+        return "".join(traceback.format_exception(error))
+    blocks = []
+    for each in reversed(shown_errors(error)):
+        frames = traceback.format_tb(_shown_frames(each))
+        head = ["Traceback (most recent call last):\n"] if frames else []
+        blocks.append("".join([*head, *frames, *traceback.format_exception_only(each)]))
+    return "\n".join(blocks)
+
+
+def _is_for_users(error: BaseException) -> bool:
+    """Return whether the traceback of an error is to be shortened; see `brief_errors`."""
+    if isinstance(error, KeyboardInterrupt):
+        return bool(error.args)
+    is_full_disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, PyTorchRLError) or is_full_disk or _has_users_frame(error.__traceback__)
+
+
+def _shortened(error: BaseException) -> BaseException:
+    """Remove frames and causes from an error, and log its message if it has frames of the user's own code."""
+    if not isinstance(error, (ConfigError, KeyboardInterrupt)) and shows_users_code(error):
+        is_own = isinstance(error, PyTorchRLError)
+        logger.error("%s", error if is_own else f"{type(error).__name__}: {error}".partition("\n")[0])
+    shown = shown_errors(error)
+    for each, cause in itertools.zip_longest(shown, shown[1:]):
+        each.__traceback__ = _users_frames(each.__traceback__) if each is error else _shown_frames(each)
+        if cause is None or each.__cause__ is not None or each.__context__ is not cause:
+            each.__cause__ = cause
+    return error
+
+
+def _shown_frames(error: BaseException) -> TracebackType | None:
+    """Return the frames of the user's own code, or only the innermost frame if no frame is the user's."""
+    trace = error.__traceback__
+    return _users_frames(trace) or _innermost(trace)
+
+
+def _innermost(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
+
+
+def _users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a copy of a traceback that contains only the frames of the user's own code."""
+    entries = list[TracebackType]()
+    while trace is not None:
+        if _is_users(trace):
+            entries.append(trace)
+        trace = trace.tb_next
+    found: TracebackType | None = None
+    for entry in reversed(entries):
+        found = TracebackType(found, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return found
+
+
+def _has_users_frame(trace: TracebackType | None) -> bool:
+    """Return whether a frame of the traceback belongs to the user's own code."""
+    return _users_frames(trace) is not None
+
+
+def _is_users(entry: TracebackType) -> bool:
+    """Return whether the frame belongs to the user's own code; see `_LIBRARIES`."""
+    package = str(entry.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
 def reraise_of_signal(failure: BaseException) -> None:

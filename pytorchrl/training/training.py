@@ -201,6 +201,7 @@ class TrainedAgent:
         """The mean raw return of the last 100 training episodes; None if no episode has ended, or after `load`."""
         return self.summary.get("return_mean")
 
+    @brief_errors
     def evaluate(
         self, num_episodes: int = 10, *, deterministic: bool = True, seed: int | None = None,
         envs: EnvFactory | None = None,

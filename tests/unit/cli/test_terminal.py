@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import warnings
+from types import FunctionType
 
 import gymnasium as gym
 import pytest
@@ -74,12 +75,13 @@ def test_unprintable_characters_are_escaped_as_by_repr(text, shown):
     assert printable(shown) == shown
 
 
-def test_an_error_of_an_environment_is_printed_on_one_line(capsys, register):
+def test_an_error_of_an_environment_is_printed_on_one_line_below_its_frames(capsys, register):
     register("Nasty-v0", Nasty)
     code, out, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--on-env-error", "raise")
     assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert SHOWN in err
+    assert SHOWN in err.splitlines()[-1]
+    assert err.splitlines()[0] == "Traceback (most recent call last):"
+    assert all(line.isprintable() for line in err.split("\n"))
 
 
 def test_only_the_traceback_of_debug_has_several_lines(capsys, register):
@@ -114,7 +116,8 @@ def test_internal_errors_and_warnings_are_printed_on_one_line(capsys, monkeypatc
     def fail(arguments):
         warnings.warn_explicit(NASTY, UserWarning, "plot.py", 1, module="pytorchrl.cli.plot")
         raise RuntimeError(NASTY)
-    monkeypatch.setattr("pytorchrl.cli.plot.run", fail)
+    of_package = FunctionType(fail.__code__, {**globals(), "__name__": "pytorchrl.cli.plot"})
+    monkeypatch.setattr("pytorchrl.cli.plot.run", of_package)
     code, _, err = run(capsys, "plot", "x")
     assert code == 1
     assert err.splitlines() == [f"pytorchrl: warning: {SHOWN}", f"pytorchrl: error: internal error, RuntimeError: "

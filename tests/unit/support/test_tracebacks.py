@@ -23,8 +23,8 @@ from pytorchrl import (
     multi_agent,
 )
 from pytorchrl.agent.actors import OffPolicyActor
-from pytorchrl.errors import ConfigError, EnvError
-from pytorchrl.support.tracebacks import VARIABLE, _users_cause, brief_errors, full_tracebacks
+from pytorchrl.errors import ConfigError
+from pytorchrl.support.tracebacks import VARIABLE, brief_errors, full_tracebacks, shown_errors
 
 SCRIPT = """import pytorchrl
 
@@ -160,6 +160,12 @@ def caused_by_library(function):
 
 def called(function):
     function()
+
+def broken():
+    divided(0)
+
+def divided(number):
+    return 1 / number
 """, OURS)
 
 
@@ -175,14 +181,21 @@ def test_frames_and_causes_of_user_code_are_kept(name, kind, shown):
     assert [frames[-1][1] for frames in frames_of(caught.value)] == shown
 
 
-def test_other_errors_keep_their_frames():
-    def broken():
-        raise OSError("no license here")
-    with pytest.raises(EnvError) as caught:
-        pytorchrl.train("ppo", broken, target_steps=1)
-    shown = frames_of(caught.value)
-    assert len(shown[0]) > 3
-    assert shown[-1][-1][1] == "broken"
+def test_an_error_without_a_frame_of_the_users_code_keeps_its_frames():
+    with pytest.raises(ZeroDivisionError) as caught:
+        brief_errors(OURS["broken"])()
+    assert [name for _, name in frames_of(caught.value)[0]][-2:] == ["broken", "divided"]
+
+
+def test_errors_in_calls_between_public_functions_are_shortened_once():
+    inner = brief_errors(lambda: users(KeyError))
+    outer = brief_errors(lambda: inner() or 1)
+    with pytest.raises(KeyError) as caught:
+        outer()
+    assert [name for _, name in frames_of(caught.value)[0]][1:] == ["entry", "<lambda>", "<lambda>", "users"]
+    with pytest.raises(KeyError) as caught:
+        inner()
+    assert [name for _, name in frames_of(caught.value)[0]][1:] == ["entry", "<lambda>", "users"]
 
 
 def test_a_warning_of_a_scheme_points_to_the_callers_line(agent):
@@ -202,7 +215,7 @@ def test_cyclic_causes_do_not_loop_forever(length):
     errors = [ConfigError(f"number {number}") for number in range(length)]
     for number, error in enumerate(errors):
         error.__cause__ = errors[(number + 1) % length]
-    assert _users_cause(errors[0]) is None
+    assert shown_errors(errors[0]) == errors[:1]
 
 
 def test_an_error_raised_from_itself_has_a_short_traceback():
