@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ from pytorchrl.agent.env.aliases import (
 )
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.support.terminal import Lines, get_logger
-from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal, users_traceback
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,8 +119,8 @@ def close_and_log(close: Callable[[], object], where: str) -> None:
 
 
 def traceback_of(failure: BaseException) -> str:
-    """Format an exception, its traceback and its causes; return only the end of a long text."""
-    return "".join(traceback.format_exception(failure))[-_TRACEBACK_CHARS:]
+    """Format an exception with its causes and the frames of the user's code; return only the end of a long text."""
+    return users_traceback(failure).rstrip("\n")[-_TRACEBACK_CHARS:]
 
 
 def _form(observation: Observation) -> object:

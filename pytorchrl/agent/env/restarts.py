@@ -65,6 +65,7 @@ class Restarts:
         self.unreported: list[EnvFault] = []
         self._logs = logs
         self._steps: deque[int] = deque()
+        self._logged: set[str] = set()  # tracebacks, without the text of the exception
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the limit, but not the counts, because each process counts the restarts of its own environments."""
@@ -92,8 +93,11 @@ class Restarts:
         steps.append(now)
         self.total += 1
         if self._logs:
-            logger.warning("%s; restarted at step %d of the worker, restart %d of its environments\n%s",
-                           fault.message, now, self.total, Lines(fault.trace))
+            place = fault.trace.rpartition("\n")[0]
+            trace = "" if place in self._logged else f"\n{fault.trace}"
+            self._logged.add(place)
+            logger.warning("%s; restarted at step %d of the worker, restart %d of its environments%s",
+                           fault.message, now, self.total, Lines(trace))
         else:
             self.unreported.append(fault)
 

@@ -15,7 +15,7 @@ import torch
 from pytorchrl.agent.actors.normalisers import discounted_sums
 from pytorchrl.agent.data import ActingStep
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.agent.env.restarts import RESTARTS, RememberingEnv, RestartingEnv, Restarts
+from pytorchrl.agent.env.restarts import RESTARTS, EnvFault, RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
@@ -175,6 +175,14 @@ def test_faults_have_equal_effects_in_processes_and_leave_none(autoreset, caplog
         env.close()
     assert runs[0] == runs[1]
     assert set(multiprocessing.active_children()) == before
+
+
+def test_a_traceback_is_logged_once_for_each_place(caplog):
+    restarts = Restarts(9)
+    for place, text in [("step", "1"), ("step", "2"), ("reset", "2"), ("step", "3"), ("reset", "4")]:
+        restarts.spend(EnvFault(f"env 0: {text}", f"  File in {place}\nKeyError: {text}"), None)
+    assert ["  File in" in message for message in caplog.messages] == [True, False, True, False, False]
+    assert [message[:8] for message in caplog.messages] == [f"env 0: {text}" for text in "12234"]
 
 
 def test_the_last_observation_of_a_process_is_a_copy():
