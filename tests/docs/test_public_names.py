@@ -1,20 +1,20 @@
 """Tests that the API reference describes every public name.
 
-A name is public if the `__all__` of `pytorchrl` or of one of its packages contains it, or if code on a page or in
-`examples/` imports it. All classes and functions of an imported module are public, unless the module has an `__all__`.
+A name is public if the `__all__` of `pytorchrl` or of a public module contains it, or if code on a page or in
+`examples/` imports it. All classes and functions of an imported module are public, unless the module has an `__all__`. The table in
+`docs/api/index.md` lists the public modules.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
-import pkgutil
+import importlib.util
 import re
 import types
 
 import pytest
-
-import pytorchrl
 from tests.conftest import ROOT
 
 pytest.importorskip("myst_nb")
@@ -41,12 +41,33 @@ def value_of(name):
     return None
 
 
-def names_of_packages():
-    """Yield the full names in the `__all__` of every package."""
-    packages = [info.name for info in pkgutil.walk_packages(pytorchrl.__path__, "pytorchrl.") if info.ispkg]
-    for package in ["pytorchrl", *packages]:
-        for name in getattr(importlib.import_module(package), "__all__", ()):
-            yield f"{package}.{name}"
+def public_modules():
+    """Return the names of the modules in the table of `docs/api/index.md`."""
+    table = (ROOT / "docs/api/index.md").read_text(encoding="utf-8").partition("## Public modules")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return [name for cell in cells for name in re.findall(r"`(pytorchrl[\w.]*)`", cell)]
+
+
+def module_of(name):
+    """Return the longest part of a full name that is the name of a module."""
+    while not is_module(name):
+        name = name.rpartition(".")[0]
+    return name
+
+
+@functools.cache
+def is_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def names_of_modules():
+    """Yield the full names in the `__all__` of every public module."""
+    for module in public_modules():
+        for name in getattr(importlib.import_module(module), "__all__", ()):
+            yield f"{module}.{name}"
 
 
 def imported_names(code):
@@ -79,9 +100,28 @@ def members_of(module):
 
 def public_names():
     """Return the full names of everything that is public."""
-    named = {*names_of_packages(), *(name for code in code_of_pages() for name in imported_names(code))}
+    named = {*names_of_modules(), *(name for code in code_of_pages() for name in imported_names(code))}
     modules = {name for name in named if isinstance(value_of(name), types.ModuleType)}
     return sorted((named - modules) | {member for name in modules for member in members_of(value_of(name))})
+
+
+def directives_of_the_reference():
+    """Return the full names in the directives on the pages of the API reference."""
+    pages = (ROOT / "docs/api").glob("*.md")
+    return sorted({name for page in pages
+                   for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE)})
+
+
+def test_the_reference_describes_names_of_public_modules_only():
+    allowed, found = public_modules(), directives_of_the_reference()
+    assert len(found) > 150
+    assert len(set(allowed)) == len(allowed)
+    assert [name for name in found if module_of(name) not in allowed] == []
+
+
+def test_pages_and_examples_import_from_public_modules_only():
+    names = sorted({name for code in code_of_pages() for name in imported_names(code)})
+    assert [name for name in names if module_of(name) not in public_modules()] == []
 
 
 def test_public_names_are_found():
