@@ -31,13 +31,16 @@ autodoc_member_order = "bysource"
 # The nested `Options` classes are excluded, because the options page lists all options.
 autodoc_default_options = {"exclude-members": "Options"}
 # A reference to a name that the API reference lacks is an error. Exceptions are names of other packages, options (which
-# have their own page), the `TypedDict` classes of keywords, and type aliases.
+# have their own page), the `TypedDict` classes of keywords, type aliases, and names of modules that are not public.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
     ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|R|T|W)"),
-    ("py:.*", "Acting|AnyEnv|CWorkerRecipe|Compression|Destination|FromTorch|Inference|Json|OptionValue|RawSpaces|"
-              "RecordWriter|RunRecord|RuntimeKind|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
+    ("py:.*", r"pytorchrl\.(runtime\.journal|support|"
+              r"scheme\.(counters|gradients\.process_group|options|replay\.shard_states|timing|transport\.encoder))\..*"),
+    ("py:.*", "Acting|AnyEnv|CollectorSetup|CWorkerRecipe|Compression|Context|Destination|FromTorch|GradientKind|"
+              "GWorkerRecipe|Inference|Json|OptionValue|RawSpaces|RecordWriter|RunRecord|RuntimeKind|Section|Trial|"
+              "UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
 ]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

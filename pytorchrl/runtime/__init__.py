@@ -16,9 +16,12 @@ from pytorchrl.runtime.base import (
     Runtime,
     is_default,
 )
-from pytorchrl.runtime.collective import Collective
+from pytorchrl.runtime.collective import Collective as Collective  # not public, so `__all__` leaves it out
 from pytorchrl.runtime.faults import FaultPlan
-from pytorchrl.runtime.journal import Event, Journal, Section, WorkersPart
+from pytorchrl.runtime.journal import Event as Event
+from pytorchrl.runtime.journal import Journal as Journal
+from pytorchrl.runtime.journal import Section as Section
+from pytorchrl.runtime.journal import WorkersPart as WorkersPart
 from pytorchrl.runtime.processes.runtime import ProcessRuntime
 from pytorchrl.runtime.ray.runtime import RayRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
@@ -29,9 +32,10 @@ RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
     {runtime.name: runtime for runtime in (RayRuntime, ProcessRuntime, ThreadRuntime, SimulatedRuntime)})
 """Classes of runtimes by name."""
 
-__all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
-           "Journal", "Outcome", "ProcessRuntime", "RayRuntime", "Runtime", "Section", "SimulatedRuntime",
-           "ThreadRuntime", "WorkersPart", "is_default", "make_runtime", "options_of_runtime"]
+__all__ = [
+    "CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "FaultPlan", "Future", "Handle", "Outcome", "ProcessRuntime",
+    "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "is_default", "make_runtime", "options_of_runtime",
+]
 
 
 def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool = False,

@@ -95,7 +95,7 @@ def is_broken(site, pages, source, link):
 
 def is_type(text):
     """Return whether a text is a type: names of builtins, and names with dots, but no other words."""
-    words = re.findall(r"[^\s\[\],|()…]+", re.sub(r"'[^']*'", "", text))
+    words = re.findall(r"[^\s\[\],|()…]+", re.sub(r"['\u2018][^'\u2019]*['\u2019]", "", text))
     return bool(words) and not re.search(r"[\w.] +\w", text) and all(
         word in _KNOWN or re.fullmatch(r"\w+(\.\w+)+|[A-Z]\w*", word) for word in words)
 

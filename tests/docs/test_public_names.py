@@ -1,8 +1,8 @@
 """Tests that the API reference describes every public name.
 
 A name is public if the `__all__` of `pytorchrl` or of a public module contains it, or if code on a page or in
-`examples/` imports it. All classes and functions of an imported module are public, unless the module has an `__all__`. The table in
-`docs/api/index.md` lists the public modules.
+`examples/` imports it. All classes and functions of an imported module are public, unless the module has an `__all__`.
+The table in `docs/api/index.md` lists the public modules.
 """
 
 from __future__ import annotations
