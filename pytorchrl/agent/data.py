@@ -343,11 +343,12 @@ class Batch(OnePolicyBatch):
             return self.advantage
         if self.valid is None:
             mean = self.advantage.mean()
-            squares, others = (self.advantage - mean).square().sum(), max(self.advantage.numel() - 1, 1)
+            squares = (self.advantage - mean).square().sum()
+            others: int | Tensor = max(self.advantage.numel() - 1, 1)
         else:
             mean = self.means([self.advantage])
             squares = torch.where(self.valid, self.advantage - mean, 0.0).square().sum()
-            others = (self.valid.sum() - 1).clamp(min=1)  # type: ignore[assignment]
+            others = (self.valid.sum() - 1).clamp(min=1)
         std = (squares / others).sqrt()
         return (self.advantage - mean) / (std + 1e-8)
 

@@ -118,11 +118,10 @@ def _refuse_conflicts(cls: type[Options]) -> None:
     Python would silently use the declaration of one base. If the class itself declares the option again, there is no
     conflict.
     """
-    found: dict[str, type] = {}
+    found: dict[str, tuple[type, object]] = {}
     for base in cls.__bases__:
         for name, field in getattr(base, "__dataclass_fields__", {}).items():
-            first = found.setdefault(name, base)
-            other = first.__dataclass_fields__[name]  # type: ignore[attr-defined] # `first` has a field `name`
+            first, other = found.setdefault(name, (base, field))
             differing = [part for part in ("type", "default", "default_factory", "metadata")
                          if getattr(field, part) != getattr(other, part)]
             if differing and name not in inspect.get_annotations(cls):
@@ -148,7 +147,8 @@ class Factory(Generic[T_co]):
 
     def __call__(self, **context: object) -> T_co:
         """Build the part, with the keyword arguments `context` from the worker."""
-        return self.cls(self.options, **context)  # type: ignore[call-arg]
+        build: Callable[..., T_co] = self.cls
+        return build(self.options, **context)
 
     def __repr__(self) -> str:
         """Return the call that creates an equal factory, with the options that differ from their defaults."""
@@ -159,7 +159,7 @@ class Factory(Generic[T_co]):
 def check_is_complete(cls: type) -> None:
     """Raise `ContractError` if a class does not define every abstract method of its base."""
     if inspect.isabstract(cls):
-        missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # abstract classes have this attribute
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
         base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
         raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define every method that "
                             f"{base.__name__} declares abstract")
@@ -176,11 +176,20 @@ def build_options(owner: type, options: Mapping[str, object]) -> Any:  # an inst
     check_is_complete(owner)
     check_declaration(owner)
     refuse_unknown(options, options_of(owner), f"{owner.__name__} has no option")
-    declarations = declarations_of(owner.Options)  # type: ignore[attr-defined]
-    missing = [name for name, declaration in declarations.items() if declaration.is_required and name not in options]
+    own = options_class(owner)
+    missing = [name for name, declaration in own.declarations().items()
+               if declaration.is_required and name not in options]
     if missing:
         raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}")
-    return owner.Options(**options)  # type: ignore[attr-defined]
+    return own(**options)
+
+
+def options_class(owner: type) -> type[Options]:
+    """Return `owner.Options`, the class of the options of a part that `check_declaration` accepts."""
+    own = getattr(owner, "Options", None)
+    assert isinstance(own, type)
+    assert issubclass(own, Options), own
+    return own
 
 
 def check_declaration(owner: type) -> None:

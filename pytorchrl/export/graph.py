@@ -106,10 +106,11 @@ def _name_of(target: object) -> str:
 
 def _function(name: str) -> Callable[..., object]:
     namespace, *path = name.split(".")
-    found = operator if namespace == "operator" else getattr(torch.ops, namespace)
+    found: object = operator if namespace == "operator" else getattr(torch.ops, namespace)
     for part in path:
         found = getattr(found, part)
-    return found  # type: ignore[return-value] # a function or an overload of an operator
+    assert callable(found), name  # a function or an overload of an operator
+    return found
 
 
 def _encoded(item: object, names: Mapping[str, str]) -> Encoded:

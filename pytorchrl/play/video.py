@@ -206,7 +206,7 @@ class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):
     def reset(self, **options: Any) -> tuple[object, dict[str, Any]]:  # the options of gym.Env.reset
         """Reset the game, and press FIRE if the game has this action."""
         obs, info = self.env.reset(**options)
-        meanings = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        meanings = self.env.get_wrapper_attr("get_action_meanings")()
         if "FIRE" not in meanings:
             return obs, info
         obs, _, terminated, truncated, info = self.env.step(meanings.index("FIRE"))

@@ -24,7 +24,7 @@ from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.names import Known, meaning, refuse_unknown
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, options_class
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
@@ -161,7 +161,7 @@ def _known(registration: Registration) -> Known:
 
 
 def _declared(part: str, owner: type) -> list[OptionSpec]:
-    options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # all parts have `Options`
+    options = options_class(owner)
     renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
     if issubclass(owner, ReplayBuffer):
         renamed = _RENAMED_IN_REPLAY
@@ -258,7 +258,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
 
 def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[UserPart]:
     """Return a factory of `storage`; raise `ConfigError` with the reason `why` for options that `storage` lacks."""
-    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # always defined
+    own = {field.name for field in dataclasses.fields(options_class(storage))}
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
     return storage.create_factory(**options)

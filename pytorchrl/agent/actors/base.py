@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import MLP, is_image
+from pytorchrl.agent.actors.extractors import MLP, is_image, module_list
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
 from pytorchrl.agent.contracts import NUM_EXAMPLES, reading
 from pytorchrl.agent.data import Obs, RolloutData
@@ -152,7 +152,7 @@ class Actor(Part, nn.Module, ABC):
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]
-        self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
+        self.obs_moments = module_list(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
         self.reward_moments = RunningMoments(()) if getattr(self.options, "normalize_reward", False) else None
         if self.options.checkpoint is not None:
             load_checkpoint(self, self.options.checkpoint)
@@ -248,7 +248,7 @@ class Actor(Part, nn.Module, ABC):
         because the order affects rounding.
         """
         for leaf, index in self._normalised.items():
-            self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
+            self.obs_moments[index].merge(found[f"obs/{leaf}"])
         if self.reward_moments is not None:
             self.reward_moments.merge(found[_REWARD])
 
@@ -266,7 +266,7 @@ class Actor(Part, nn.Module, ABC):
             return obs
         narrow = {leaf: obs[leaf].float() for leaf in self._wide}
         normalised = {
-            leaf: self.obs_moments[i].normalise(obs[leaf])  # type: ignore[operator] # it is a `RunningMoments`
+            leaf: self.obs_moments[i].normalise(obs[leaf])
             for leaf, i in self._normalised.items()}
         return {**obs, **narrow, **normalised}
 

@@ -8,8 +8,8 @@ torch's global one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeGuard, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeGuard, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -36,6 +36,7 @@ _NOT_IN_PLACE: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
 }
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+M = TypeVar("M", bound=nn.Module)
 
 
 class _Linear(nn.Linear):
@@ -51,6 +52,18 @@ class _Linear(nn.Linear):
 class _Conv2d(nn.Conv2d):
     def reset_parameters(self) -> None:
         """Do nothing, because `orthogonal` initializes the layer from a given generator."""
+
+
+def module_list(modules: Iterable[M]) -> Sequence[M]:
+    """Return a `ModuleList`, with the type of a sequence: torch does not declare the class of its modules."""
+    return cast("Sequence[M]", nn.ModuleList(modules))
+
+
+def num_features(extractor: nn.Module) -> int:
+    """Return the attribute `out_features` of an extractor."""
+    size = extractor.out_features
+    assert not isinstance(size, nn.Module)
+    return int(size)
 
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
@@ -192,7 +205,7 @@ class MLP(nn.Module):
         for hidden_size in hidden_sizes:
             layers.append(linear(size, hidden_size, generator=generator))
             size = hidden_size
-        self.layers = nn.ModuleList(layers)
+        self.layers = module_list(layers)
         self.out_features = size
         self._activation = ACTIVATIONS[activation]
         self.look_up_weights()
@@ -206,7 +219,7 @@ class MLP(nn.Module):
         """
         is_plain = once and all(map(is_linear, self.layers))
         self._weights: list[tuple[Tensor, Tensor]] | None = (
-            [(layer.weight, layer.bias) for layer in self.layers] if is_plain else None)  # type: ignore[misc]
+            [(layer.weight, layer.bias) for layer in self.layers] if is_plain else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of a leaf (B, ...)."""
@@ -279,17 +292,13 @@ class DictNet(nn.Module):
         self._leaves = list(extractors)
         # This is a list, not a ModuleDict, because the name of a leaf may contain a dot, unlike the name of a module.
         self.extractors = nn.ModuleList(extractors.values())
-        self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
+        self.joint = MLP(sum(map(num_features, extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         """Return features (B, out_features) of B observations; `obs` maps each leaf to a tensor (B, ...)."""
         features = [net(obs[leaf]) for leaf, net in zip(self._leaves, self.extractors, strict=True)]
         return self.joint.forward(torch.cat(features, -1))
-
-
-def _sizes(extractors: Iterable[nn.Module]) -> list[int]:
-    return [int(extractor.out_features) for extractor in extractors]  # type: ignore[arg-type]
 
 
 class Embedding(nn.Module):

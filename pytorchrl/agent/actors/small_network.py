@@ -36,7 +36,9 @@ class SmallNetwork:
 
     def __init__(self, trunk: Trunk, head: nn.Module, activation: str) -> None:
         """Create NumPy views of the parameters of a network for which `supports` returns True."""
-        layers = [*trunk.extractor.layers, head]  # type: ignore[misc] # an MLP has layers
+        assert isinstance(trunk.extractor, MLP), trunk.extractor
+        assert is_linear(head), head
+        layers = [*trunk.extractor.layers, head]
         self._layers = [(layer.bias.detach(), layer.weight.detach().t()) for layer in layers]
         arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]

@@ -113,7 +113,7 @@ def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | No
 
     if is_own or len(actor.obs_moments) != 1:
         return in_torch
-    in_numpy = actor.obs_moments[0].in_numpy()  # type: ignore[operator] # it is a `RunningMoments`
+    in_numpy = actor.obs_moments[0].in_numpy()
     return lambda values: in_numpy(values) if values.dtype == np.float32 else in_torch(values)
 
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, image_shape, is_image
+from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, image_shape, is_image, num_features
 from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
@@ -78,7 +78,7 @@ class Trunk(nn.Module):
         """
         super().__init__()
         self.extractor = _build_extractor(options, generator)
-        self.out_features = int(self.extractor.out_features)  # type: ignore[arg-type]
+        self.out_features = num_features(self.extractor)
         self.memory: Memory | None = None
         if options.recurrent_net is not None:
             size = options.recurrent_size or DEFAULT_SIZES[options.recurrent_net]

@@ -313,7 +313,7 @@ class OnPolicyAlgorithm(Algorithm):
         else:
             self._flat.zero_grad()
             loss, measured = self._evaluate_loss(batch, self.parameters, weights)
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             gradient, numbers, norm = self._flat.grad, measured.tolist(), math.nan
         info = dict(zip(self.info_names, numbers, strict=True))
         if not math.isfinite(info["loss"]):

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -14,11 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import StateDict
 from pytorchrl.support.work import Work
-
-V = TypeVar("V")
 
 WORK = Work("optimizer")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
@@ -194,10 +192,6 @@ class TorchOptimizer(VectorOptimizer):
         self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to the state
 
 
-def _on_cpu(value: V) -> V:
-    """Return a copy of nested dictionaries and lists, with their tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()  # type: ignore[return-value] # a clone has the type of its original
-    if isinstance(value, dict):
-        return {name: _on_cpu(item) for name, item in value.items()}  # type: ignore[return-value]
-    return [_on_cpu(item) for item in value] if isinstance(value, list) else value  # type: ignore[return-value]
+def _on_cpu(state: StateDict) -> StateDict:
+    """Return a copy of a state, with its tensors on the CPU."""
+    return map_tensors(state, lambda leaf: leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf)

@@ -21,7 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
-from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, EnvFn, Info, Observation
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, Info, Observation
 from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
 from pytorchrl.agent.env.guard import close_and_log, describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
@@ -83,7 +83,7 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
     if seeds is None:
         return envs.reset()
     if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
-        return envs.reset(seed=seeds)  # type: ignore[arg-type] # the list is only read, so list[int] is safe
+        return envs.reset(seed=[*seeds])
     if type(envs).__module__.startswith("ale_py"):
         # ALE would turn an integer into seed, seed + 1, ..., so workers with adjacent seeds would play the same games.
         return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # ALE also accepts an array
@@ -238,9 +238,9 @@ def _check_native(blueprint: Blueprint) -> None:
             f"but {name_of(blueprint)} is one vector environment; use backend='sync' or 'async'")
 
 
-def _parameters(function: EnvFn) -> set[str]:
+def _parameters(function: Callable[..., object]) -> set[str]:
     try:
-        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # other objects raise TypeError
+        return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return set()
 

@@ -128,8 +128,10 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
 class ObservationColumn(ABC):
     """Storage of one leaf of the observations, for all rows and for extra observations, which belong to no row."""
 
-    depth: int = 0
-    """Number of later rows that may need the data of a row."""
+    @property
+    def depth(self) -> int:
+        """Number of later rows that may need the data of a row."""
+        return 0
 
     @abstractmethod
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -274,7 +276,8 @@ class StackedColumn(ObservationColumn):
         self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # `_black`: no owner
 
     @property
-    def depth(self) -> int:  # type: ignore[override]
+    @override
+    def depth(self) -> int:
         """Number of later rows that may need the data of a row: K - 1 for stacks of K frames."""
         return self._num_frames - 1
 

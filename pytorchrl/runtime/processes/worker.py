@@ -9,7 +9,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import cloudpickle
@@ -135,11 +135,13 @@ class _Reader(threading.Thread):
             self.calls.put((channel, message))
 
 
-def answer(channel: Channel, message: Message, function: object) -> None:
+def answer(
+    channel: Channel, message: Message, function: Callable[[str, tuple[object, ...], Mapping[str, object]], object],
+) -> None:
     """Run a call, and send its value or its error to the caller."""
     try:
         args, kwargs = message.take()
-        value: object = function(message.method, args, kwargs)  # type: ignore[operator]
+        value = function(message.method, args, kwargs)
         kind = VALUE
         args = kwargs = None
     except BaseException as error:  # noqa: BLE001 - the caller receives the error as a value
