@@ -213,7 +213,7 @@ def arguments_of(case: str, place: str, driver: str) -> list[str]:
         return ["script.py", case, driver, repr(PLACES[place])]
     flags = [] if place == "process" else ["--num-col-workers", "2", "--runtime", place]
     if place == "ray":
-        flags += ["--col-worker-resources", "num_cpus=0"]
+        flags += ["--col-worker-resources", '{"num_cpus": 0}']
     common = [] if case == "space" else ["--num-envs", "1", "--num-steps", "16", "--num-mini-batch", "1"]
     return ["-m", "pytorchrl", "train", *FLAGS[case], *common, "--target-steps", "400", "--no-progress", *flags]
 
