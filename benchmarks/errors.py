@@ -96,7 +96,7 @@ for name in ("Maze", "Broken", "Unbuilt", "Dying", "Continuous"):
     gymnasium.register(f"{name}-v0", entry_point=f"mistakes:{name}")
 ''',
     "script.py": '''
-import os, sys, subprocess
+import os, signal, sys, subprocess
 import pytorchrl
 from pytorchrl import PPO, DQN, GAEBuffer, ReplayBuffer, Learner, OffPolicyActor, OnPolicyActor, Scheme, VecEnv
 import mistakes
@@ -108,7 +108,8 @@ exec("def fsync(file): raise OSError(28, 'No space left on device')", FULL)
 class EndRay(mistakes.Callback):
     def on_step(self, run, info):
         if run.updates == 1:
-            subprocess.run(["pkill", "-KILL", "-P", str(os.getpid()), "gcs_server"])
+            found = subprocess.check_output(["pgrep", "-P", str(os.getpid()), "gcs_server"], text=True)
+            os.kill(int(found), signal.SIGKILL)
 
 CASES = {
     "option": dict(num_stps=3),
