@@ -1,4 +1,4 @@
-"""Trace a rollout, a gradient and new weights through a live scheme, and count the files and functions that they visit.
+"""Trace rollouts, gradients, weights, errors and checkpoints, and count the files and functions that they visit.
 
     python benchmarks/message_paths.py
     python benchmarks/message_paths.py --tree ../before
@@ -8,6 +8,10 @@ its data is removed. Some calls do not count: methods of the message and of a tr
 call, and calls in the runtime and the agent. The agent's storage is an exception and counts as one file. For each
 message, the script prints as JSON the files in the order of the first visit, the number of functions, and how often the
 message returns to a file that it has left. The counts do not depend on the machine.
+
+An error is an exception in the `step` of an environment of a remote worker. It visits each file in which it is raised,
+or raised again. A checkpoint is the state of the algorithm, traced from the gradient worker to the file on the disk. For
+these two, calls in the whole package count.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import FrameType
@@ -122,6 +127,97 @@ def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     return tracer.result()
 
 
+class ValueTracer(Tracer):
+    """Profile function that records all calls that handle a value, or a mapping or sequence that contains the value."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("")
+        self._name = name
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Record a call or the return from a call in any file of the package."""
+        name = frame.f_code.co_filename
+        if "/pytorchrl/" in name and event in ("call", "return") and not frame.f_code.co_name.startswith("<"):
+            code = frame.f_code
+            values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]]
+            if any(self._carries(value) for value in (values if event == "call" else [argument])):
+                with self._lock:
+                    self.visits.append((name[name.rindex("/pytorchrl/") + 1:], code.co_name))
+
+    def _carries(self, value: Any, depth: int = 6) -> bool:
+        if isinstance(value, dict):
+            return self._name in value or (depth > 0 and any(
+                self._carries(part, depth - 1) for part in value.values()))
+        if isinstance(value, (list, tuple)):
+            return depth > 0 and len(value) < 100 and any(self._carries(part, depth - 1) for part in value)
+        return depth > 0 and type(value).__name__ == "WholeState" and self._carries(value.algorithm, depth - 1)
+
+
+def trace_checkpoint() -> dict[str, Any]:
+    """Return the files and functions that the state of the algorithm visits while a learner writes a checkpoint."""
+    from pytorchrl import Learner, Scheme
+    from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
+
+    tracer, state = ValueTracer("traced"), SyntheticAlgorithm.state_dict
+    SyntheticAlgorithm.state_dict = lambda self: {**state(self), "traced": 1}  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder, Learner(
+            Scheme(*synthetic_agent(size=4), seed=1), 1000, folder, checkpoint_every=1000, progress=False) as learner:
+        learner.step()
+        threading.setprofile(tracer)
+        sys.setprofile(tracer)
+        try:
+            learner.save_checkpoint()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type] # None removes the profile function
+            SyntheticAlgorithm.state_dict = state  # type: ignore[method-assign]
+    return tracer.result()
+
+
+def trace_error() -> dict[str, Any]:
+    """Return the files and functions through which an error of an environment reaches the caller of `Scheme.step`."""
+    from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+    from pytorchrl.envs.testing import CountingEnv, FaultyEnv
+    from pytorchrl.errors import EnvError
+
+    visits: list[tuple[str, str]] = []
+    seen: set[int] = set()
+
+    def look(frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if "/pytorchrl/" not in name or "/envs/" in name:
+            return look
+        if event == "exception":
+            error = argument[1]
+            chain = []
+            while error is not None and len(chain) < 10:
+                chain.append(error)
+                error = error.__cause__ or error.__context__
+            if any("faulty step" in str(part) or id(part) in seen for part in chain):
+                seen.update(map(id, chain))
+                visits.append((name[name.rindex("/pytorchrl/") + 1:], frame.f_code.co_name))
+        return look
+
+    spaces = VecEnv.create_factory(CountingEnv, vec_env_size=1)
+    envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, vec_env_size=1, on_env_error="raise")
+    scheme = Scheme(
+        PPO.create_factory(), OnPolicyActor.create_factory(spaces.observation_space, spaces.action_space),
+        GAEBuffer.create_factory(8), envs, num_col_workers=2, runtime="threads", seed=1)
+    threading.settrace(look)
+    sys.settrace(look)
+    try:
+        scheme.step()
+    except EnvError:
+        pass  # the traced error
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type] # None removes the trace function
+        scheme.stop()
+    tracer = Tracer("")
+    tracer.visits = visits
+    return tracer.result()
+
+
 def main() -> None:
     """Print the visited files and functions in this source tree or another one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,7 +226,8 @@ def main() -> None:
     if tree is not None:
         environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
         raise SystemExit(subprocess.run([sys.executable, __file__], env=environment, check=False).returncode)
-    print(json.dumps({name: trace(*path) for name, path in PATHS.items()}, indent=1))
+    found = {name: trace(*path) for name, path in PATHS.items()}
+    print(json.dumps({**found, "error": trace_error(), "checkpoint": trace_checkpoint()}, indent=1))
 
 
 if __name__ == "__main__":
