@@ -42,14 +42,41 @@ Every class passes all its arguments to `super().__init__`, so that pickle can r
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import dataclass, field
+from typing import Any
 
 
 class PyTorchRLError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
 
+@dataclass(frozen=True)
+class Problem:
+    """One setting that is wrong, or several that contradict each other."""
+
+    text: str
+    """The settings, their values, and the allowed values."""
+    remedy: str = ""
+    """How to solve the problem; empty if the allowed values say so."""
+    options: tuple[str, ...] = ()
+    """Names of the options on which the problem depends, as far as they are known."""
+    error: type[ConfigError] = field(default_factory=lambda: ConfigError, compare=False)
+    """Class of the error that reports the problem."""
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}" if self.remedy else self.text
+
+
 class ConfigError(PyTorchRLError, ValueError):
-    """A setting is wrong. The message states its name and value, the allowed values, and a remedy."""
+    """A setting is wrong. The message states its name and value, the allowed values, and a remedy.
+
+    Several problems stand on a line each; `problems` lists them.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    """The problems that the message reports; empty if the message is the only description."""
+    contradictory: Any = None  # an instance of any class of options
+    """Options whose values are allowed, but contradict each other; None if no such object caused the error."""
 
 
 class FactoryError(ConfigError, TypeError):

@@ -118,6 +118,15 @@ class Declaration:
                 return tuple(value)
         return value
 
+    def checked(self, value: object) -> object:
+        """Return the value to store in place of `value`, for which `problem` returns None.
+
+        Raises:
+            ConfigError: The option has a check of its own, which `value` does not pass.
+        """
+        check = self.field.metadata.get("check")
+        return value if check is None else check(value)
+
     def problem(self, value: object) -> str | None:
         """Return an error message if `value`, a result of `converted`, is not allowed; otherwise None."""
         if not self.field.metadata:

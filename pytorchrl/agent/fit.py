@@ -18,7 +18,8 @@ from torch import nn
 
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.options import AgentOptions, Factory, Part
-from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.errors import ConfigError, Problem, SpaceError
+from pytorchrl.support.problems import error_of, problems_of, raise_all
 from pytorchrl.support.untyped import UserPart
 
 
@@ -102,7 +103,8 @@ def check_fit(
     kind = provided_kind(storage)
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
     hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
-    raise ConfigError("; ".join(filter(None, [*map(str, problems), hint])))
+    *others, last = map(str, problems)
+    raise error_of([*map(Problem, others), Problem(last, hint)])
 
 
 def _check_options(
@@ -113,8 +115,7 @@ def _check_options(
     agent = AgentOptions(
         algorithm.options, actor.options, storage.options, has_memory and has_memory(actor.options), num_envs)
     problems = [part.cls.contradiction(agent) for part in (algorithm, actor, storage) if issubclass(part.cls, Part)]
-    if any(problems):
-        raise ConfigError("; ".join(filter(None, problems)))
+    raise_all(Problem(problem) for problem in problems if problem)
 
 
 def check_policies(
@@ -172,7 +173,8 @@ def _check_policy(policy: str, algorithm: Factory[object], actor: Factory[object
     try:
         check_fit(algorithm, actor, storage)
     except ConfigError as error:
-        raise type(error)(f"policy {policy!r}: {error}") from error
+        raise error_of(dataclasses.replace(problem, text=f"policy {policy!r}: {problem.text}")
+                       for problem in problems_of(error)) from error
 
 
 def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
 from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
+from pytorchrl.support.problems import error_of, raise_all
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,15 +121,14 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
     Raises:
         ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the options.
     """
-    problems = []
+    problems: list[Problem] = []
     for name in given:
         if name not in known:
             hint = suggestion(name, known)
             if not hint and len(known) <= _MOST_LISTED:
                 hint = f"; the options are {', '.join(sorted(known))}"
-            problems.append(f"{lead} {name!r}{hint}")
-    if problems:
-        raise ConfigError("; ".join(problems))
+            problems.append(Problem(f"{lead} {name!r}{hint}", options=(name,)))
+    raise_all(problems)
 
 
 def options_of(owner: object) -> Known:
@@ -170,7 +170,8 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
             required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
             missing = [name for name in required if name not in given]
             if missing:
-                raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}") from None
+                raise error_of([
+                    Problem(f"{owner.__name__} needs {', '.join(missing)}", options=tuple(missing))]) from None
             raise
         return function(*args, **kwargs)
 

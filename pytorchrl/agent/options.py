@@ -11,21 +11,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.agent.option_values.text import to_python
-from pytorchrl.errors import ConfigError, ContractError, FactoryError
+from pytorchrl.errors import ConfigError, ContractError, FactoryError, Problem
+from pytorchrl.support.problems import error_of, problems_of, raise_all
 
 T_co = TypeVar("T_co", covariant=True)
 # An error quotes at most this many characters of the given arguments.
 _LONGEST_ECHO = 200
 
 
-def option(
+def option(  # noqa: PLR0913 - each parameter is a part of a declaration
     default: object = dataclasses.MISSING,
     *,
     help: str,
@@ -34,6 +35,7 @@ def option(
     exclusive: bool = False,
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
+    check: Callable[[Any], object] | None = None,  # the function expects a value of the option's type
     default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
 ) -> Any:  # Any, because the result is assigned to fields of any type
     """Declare one field of an `Options` class.
@@ -46,10 +48,13 @@ def option(
         exclusive: Whether `low` itself is refused, except as the last value of a `Schedule`.
         choices: All allowed values; None if the option has no list of values.
         updatable: Whether `update_algorithm_parameter` may change the option during training.
+        check: Function that receives a value of the right type, raises `ConfigError` if the value is wrong, and returns
+            the value to store.
         default_factory: Function that returns a mutable default.
     """
     metadata = {
         "help": help, "low": low, "high": high, "exclusive": exclusive, "choices": choices, "updatable": updatable,
+        "check": check,
     }
     if default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
@@ -64,8 +69,8 @@ class Options:
     experiment, or a list of points (env step, value). An option that is annotated with an enum also accepts the value
     of a member.
 
-    A class may inherit the options of several classes. The `__post_init__` of each class must then call
-    `super().__post_init__()` first.
+    A class may inherit the options of several classes. If it overrides `__post_init__` or `contradictions`, the method
+    must call that of `super()` first.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -74,21 +79,32 @@ class Options:
 
     def __post_init__(self) -> None:
         """Convert each value to the form in which it is stored, and check it; report all problems in one error."""
-        problems = []
+        problems: list[Problem] = []
         for name, declaration in self.declarations().items():
             value = getattr(self, name)
             if value is declaration.field.default and declaration.is_default_valid:
                 continue
             try:
                 value = declaration.converted(value)
+                if problem := declaration.problem(value):
+                    raise ConfigError(problem)
+                value = declaration.checked(value)
             except ConfigError as error:
-                problems.append(str(error))
+                problems += [dataclasses.replace(problem, options=(name,)) for problem in problems_of(error)]
                 continue
             object.__setattr__(self, name, value)  # the class is frozen, and only this method may set a field
-            if problem := declaration.problem(value):
-                problems.append(problem)
-        if problems:
-            raise ConfigError("; ".join(problems))
+        raise_all(problems)
+        if found := list(self.contradictions()):
+            contradiction = error_of(found)
+            contradiction.contradictory = self
+            raise contradiction
+
+    def contradictions(self) -> Iterator[Problem]:
+        """Yield a problem for each contradiction between these options, and for each option without an effect.
+
+        A subclass that overrides this method must also yield the problems of `super().contradictions()`.
+        """
+        yield from ()
 
     @classmethod
     def declarations(cls) -> Mapping[str, Declaration]:
@@ -100,16 +116,18 @@ class Options:
         found = self.declarations()
         return tuple(name for name, declaration in found.items() if getattr(self, name) != declaration.default)
 
-    def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
-        """Raise `ConfigError` if an option in `names` differs from its default.
+    def _without_effect(self, names: Sequence[str], needs: str, *others: str) -> Iterator[Problem]:
+        """Yield a problem if an option in `names` differs from its default.
 
         Args:
             names: Options that have no effect, because another setting that they need is missing.
             needs: The missing setting, as the error message names it.
+            others: Names of the options that the missing setting concerns.
         """
         changed = self.changed()
         if wrong := [name for name in names if name in changed]:
-            raise ConfigError(f"{', '.join(wrong)} needs {needs}")
+            yield Problem(f"{', '.join(wrong)} needs {needs}", f"give it, or leave {', '.join(wrong)} out",
+                          (*wrong, *others))
 
 
 def _refuse_conflicts(cls: type[Options]) -> None:
@@ -180,7 +198,7 @@ def build_options(owner: type, options: Mapping[str, object]) -> Any:  # an inst
     missing = [name for name, declaration in own.declarations().items()
                if declaration.is_required and name not in options]
     if missing:
-        raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}")
+        raise_all([Problem(f"{owner.__name__} needs {', '.join(missing)}", options=tuple(missing))])
     return own(**options)
 
 

@@ -106,6 +106,7 @@ def _report(error: BaseException, *, debug: bool) -> int:
     """Write the error to stderr as one line, and return the exit code.
 
     If the error has frames of the user's own code, they are written above this line; all frames if `debug` is true.
+    If a ConfigError reports several problems, there is another line for each of them.
     """
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
@@ -118,7 +119,9 @@ def _report(error: BaseException, *, debug: bool) -> int:
     elif is_users:
         users = next((each for each in shown_errors(error) if not isinstance(each, PyTorchRLError)), error)
         show_stderr(*users_traceback(users).rstrip("\n").split("\n"), "", "--debug shows all frames")
-    show_stderr(f"pytorchrl: error: {text}")
+    problems = error.problems if isinstance(error, ConfigError) and len(error.problems) > 1 else ()
+    show_stderr(f"pytorchrl: error: {f'{len(problems)} problems:' if problems else text}",
+                *(f"- {problem}" for problem in problems))
     return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
 
 

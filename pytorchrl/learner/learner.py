@@ -21,7 +21,8 @@ from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Progress, start_progress, to_json
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.rules import check_scheme
+from pytorchrl.scheme.scheme import check_scheme
+from pytorchrl.support.problems import raise_all
 from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import State, in_turn
@@ -72,9 +73,9 @@ class Learner:
         if "eval_episodes" in options and "eval_every" not in options:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
         self.scheme, self.target_steps = check_scheme(scheme), target_steps
-        self.options.check_scheme(
+        raise_all(self.options.problems_with(
             has_tests=scheme.agent.test_envs_factory is not None,
-            is_recorded=not (scheme.settings["record"] is scheme.settings["replay"] is None))
+            is_recorded=not (scheme.settings["record"] is scheme.settings["replay"] is None)))
         if run_name is not None and (log_dir is None or not is_directory_of_runs(log_dir)):
             raise ConfigError(f"run_name={run_name!r} needs log_dir to be a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None

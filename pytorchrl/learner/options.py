@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pytorchrl.agent.options import Options, option
 from pytorchrl.callbacks.base import Callback
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,43 +60,52 @@ class LearnerOptions(Options):
         """Whether a checkpoint is written before a signal ends training."""
         return self.checkpoint_every is not None if self.checkpoint_on_exit is None else self.checkpoint_on_exit
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse options that have no effect without another option."""
-        super().__post_init__()
-        self._check_log_dir()
+        yield from super().contradictions()
+        yield from self._problems_of_log_dir()
         if self.keep_best_checkpoint and self.eval_every is None:
-            raise ConfigError("keep_best_checkpoint needs eval_every: without evaluations, no checkpoint is the best")
+            yield Problem("keep_best_checkpoint needs eval_every: without evaluations, no checkpoint is the best",
+                          "give eval_every, or leave keep_best_checkpoint out", ("keep_best_checkpoint", "eval_every"))
         if not self.checkpoints_on_exit:
-            self._refuse_changed(("grace_s",), "checkpoint_on_exit or checkpoint_every")
+            yield from self._without_effect(("grace_s",), "checkpoint_on_exit or checkpoint_every",
+                                            "checkpoint_on_exit", "checkpoint_every")
         if self.eval_every is None:
-            self._refuse_changed(("eval_timeout_s",), "eval_every: without it nothing is evaluated")
+            yield from self._without_effect(("eval_timeout_s",), "eval_every: without it nothing is evaluated",
+                                            "eval_every")
         if not self.callbacks:
-            self._refuse_changed(("on_callback_error", "callback_timeout_s"), "callbacks, of which there are none")
+            yield from self._without_effect(
+                ("on_callback_error", "callback_timeout_s"), "callbacks, of which there are none", "callbacks")
 
-    def _check_log_dir(self) -> None:
+    def _problems_of_log_dir(self) -> Iterator[Problem]:
         """Refuse options that need a `log_dir` if there is none."""
         if self.log_dir is not None and not os.fspath(self.log_dir):
-            raise ConfigError("log_dir must be a directory or None, got an empty string")
+            yield Problem("log_dir must be a directory or None, got an empty string", options=("log_dir",))
         if self.overwrite and self.log_dir is None:
-            raise ConfigError("overwrite=True renames the run in log_dir, so it needs a log_dir")
+            yield Problem("overwrite=True renames the run in log_dir, so it needs a log_dir",
+                          "give log_dir, or leave overwrite out", ("overwrite", "log_dir"))
         if self.resume and (self.log_dir is None or self.overwrite):
-            raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
+            yield Problem("resume=True needs a log_dir, whose run it continues, without overwrite=True",
+                          "change that, or leave resume out", ("resume", "log_dir", "overwrite"))
         if self.log_dir is None:
-            self._refuse_changed(("keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every"),
-                                 "a log_dir, in which checkpoints are stored")
-            for name in ("checkpoint_every", "checkpoint_on_exit"):
-                if getattr(self, name):
-                    raise ConfigError(f"{name} needs a log_dir, in which checkpoints are stored")
+            names = [name for name in ("checkpoint_every", "checkpoint_on_exit", "keep_checkpoints",
+                                       "keep_best_checkpoint", "keep_checkpoint_every")
+                     if name != "checkpoint_on_exit" or self.checkpoint_on_exit]
+            for name in names:
+                yield from self._without_effect(
+                    (name,), "a log_dir, in which checkpoints are stored", "log_dir")
 
-    def check_scheme(self, *, has_tests: bool, is_recorded: bool) -> None:
-        """Refuse options that do not fit a scheme.
+    def problems_with(self, *, has_tests: bool, is_recorded: bool) -> Iterator[Problem]:
+        """Yield the problems of options that do not fit a scheme.
 
         Args:
             has_tests: Whether the scheme has test environments.
             is_recorded: Whether the run is recorded or replayed.
         """
         if self.eval_every is not None and not has_tests:
-            raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
+            yield Problem("eval_every needs a scheme with test_envs_factory, which this one lacks",
+                          "give it to the scheme, or leave eval_every out", ("eval_every",))
         if self.checkpoints_on_exit and is_recorded:
             name = "checkpoint_on_exit" if self.checkpoint_every is None else "checkpoint_every"
-            raise ConfigError(f"a run that is recorded or replayed has no checkpoints; leave {name} out")
+            yield Problem("a run that is recorded or replayed has no checkpoints", f"leave {name} out",
+                          (name, "record", "replay"))

@@ -98,6 +98,12 @@ class Handle(Generic[W_co]):
         return f"Handle({self.name})"
 
 
+def _check_faults(faults: str | None) -> str | None:
+    if faults is not None:
+        FaultPlan(faults, 0)
+    return faults
+
+
 class Runtime(ABC):
     """Base class of runtimes. By default, threads, queues, events and the clock are those of this process.
 
@@ -120,14 +126,9 @@ class Runtime(ABC):
         """Options of every runtime."""
 
         faults: str | None = option(
-            None, help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; see `FaultPlan` "
+            None, check=_check_faults,
+            help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; see `FaultPlan` "
             "for the syntax.")
-
-        def __post_init__(self) -> None:
-            """Check that `faults` can be parsed."""
-            super().__post_init__()
-            if self.faults is not None:
-                FaultPlan(self.faults, 0)
 
     name: ClassVar[str]
 

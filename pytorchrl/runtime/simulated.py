@@ -161,6 +161,11 @@ class _Meeting:
         self.changed = Signal()
 
 
+def _check_costs(costs: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    Costs(costs, 0)
+    return costs
+
+
 class SimulatedRuntime(Runtime):
     """Runtime with a virtual clock. Its workers are in this process, and one worker runs at a time.
 
@@ -183,13 +188,9 @@ class SimulatedRuntime(Runtime):
             0, low=0, high=2**63 - 1,
             help="Seed of the simulated schedule, which breaks ties between workers and draws `costs`.")
         costs: Mapping[str, object] | None = option(
-            None, help="Virtual seconds of each operation, in the forms that `Costs` describes. None: the defaults of "
+            None, check=_check_costs,
+            help="Virtual seconds of each operation, in the forms that `Costs` describes. None: the defaults of "
             "`Costs`.")
-
-        def __post_init__(self) -> None:
-            """Raise `ConfigError` if `costs` has an unknown operation or distribution, or a negative duration."""
-            super().__post_init__()
-            Costs(self.costs, 0)
 
     name = "simulated"
     options: Options

@@ -6,10 +6,10 @@ import concurrent.futures as cf
 import contextlib
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
+from pytorchrl.errors import Problem, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
 
@@ -84,12 +84,12 @@ class ThreadRuntime(Runtime):
     class Options(Runtime.Options):
         """Options of the threads runtime."""
 
-        def __post_init__(self) -> None:
+        def contradictions(self) -> Iterator[Problem]:
             """Refuse injected faults that kill a worker, because a thread cannot be killed."""
-            super().__post_init__()
+            yield from super().contradictions()
             if self.faults is not None and FaultPlan(self.faults, 0).kills:
-                raise ConfigError("the option faults kills a worker, but a thread cannot be killed; use runtime='ray', "
-                                  "runtime='processes' or runtime='simulated'")
+                yield Problem("the option faults kills a worker, but a thread cannot be killed",
+                              "use runtime='ray', runtime='processes' or runtime='simulated'", ("faults", "runtime"))
 
     name = "threads"
 

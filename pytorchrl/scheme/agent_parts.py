@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -13,12 +13,13 @@ from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
-from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
+from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.replay import SPLITS_SEQUENCES
 from pytorchrl.scheme.options.settings import Settings
 from pytorchrl.scheme.replay.storage_options import kind_of
+from pytorchrl.support.problems import problems_in
 from pytorchrl.support.untyped import UserPart
 
 _LARGE_BYTES = 10 * 2**20
@@ -27,49 +28,44 @@ _LARGEST_BYTES = 512 * 2**20
 _BFLOAT16_CAPABILITY = 8
 
 
-def check_parts(agent: Agent, settings: Settings) -> list[str]:
-    """Check that the parts of an agent fit together and match the settings.
-
-    Returns:
-        The warning messages.
-
-    Raises:
-        FactoryError: A part is not a factory of the right kind.
-        FactorySerializationError: A part cannot be sent to remote workers.
-        SpaceError: The spaces of the actor or of the test environments differ from those of the training environments.
-        ConfigError: Parts contradict each other or the settings.
-    """
+def factory_problems(agent: Agent) -> list[Problem]:
+    """Return a problem for each part of an agent that is not a factory of the right kind."""
     kinds: dict[str, tuple[type, str]] = {
         "algo_factory": (Algorithm, "PPO"), "actor_factory": (nn.Module, "OnPolicyActor"),
         "storage_factory": (Storage, "GAEBuffer"), "train_envs_factory": (VecEnv, "VecEnv"),
         "test_envs_factory": (VecEnv, "VecEnv")}
-    factories: dict[str, Factory[object]] = {}
+    problems = []
     for name, part in agent.as_dict().items():
+        kind, example = kinds[name]
         if name == "test_envs_factory" and part is None:
             continue
-        kind, example = kinds[name]
         if not isinstance(part, Factory) or not issubclass(part.cls, kind):
-            raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {part!r}")
-        factories[name] = part
-    _check_policies(agent, settings)
-    check_fit(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory.num_envs)
-    _check_spaces(agent)
-    _check_sequences(agent, settings)
-    _check_kept(agent, settings)
-    _check_batch(agent, settings)
-    _check_inference(agent, settings)
-    warnings = _precision_warnings(agent, settings)
-    if settings.has_processes and (settings.has_parallel_collection or settings.has_parallel_gradients):
-        for name, factory in factories.items():
-            size = _pickled_bytes(name, factory)
-            if size > _LARGE_BYTES:
-                warnings.append(f"{name} is {size / 2**20:.0f} MB when pickled, and is sent to every worker; load "
-                                "large data inside the function that workers call")
-    return warnings
+            problems.append(Problem(
+                f"{name} must be a factory such as {example}.create_factory(...), got {part!r}", error=FactoryError))
+    return problems
 
 
-def _check_policies(agent: Agent, settings: Settings) -> None:
-    """Raise `ConfigError` unless the algorithm, actor, storage and training environments have the same policies.
+def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
+    """Return the contradictions between the parts of an agent, and between the parts and the settings."""
+    if policies := list(_policy_problems(agent, settings)):
+        return policies
+    fit = problems_in(check_fit, agent.algo_factory, agent.actor_factory, agent.storage_factory,
+                      agent.train_envs_factory.num_envs)
+    return [*fit, *_space_problems(agent), *_sequence_problems(agent, settings), *_kept_problems(agent, settings),
+            *_batch_problems(agent, settings), *_inference_problems(agent, settings),
+            *_pickle_problems(agent, settings)]
+
+
+def agent_warnings(agent: Agent, settings: Settings) -> list[str]:
+    """Return a warning for each option or factory of the agent that makes training slow."""
+    sizes = {name: _pickled_bytes(name, factory) for name, factory in _sent(agent, settings).items()}
+    return _precision_warnings(agent, settings) + [
+        f"{name} is {size / 2**20:.0f} MB when pickled, and is sent to every worker; load large data inside the "
+        "function that workers call" for name, size in sizes.items() if size > _LARGE_BYTES]
+
+
+def _policy_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem unless the algorithm, actor, storage and training environments have the same policies.
 
     If there are several policies and several replay shards, also refuse `weight_norm="buffer"`, because this option
     makes importance weights depend on the priorities in all shards.
@@ -79,25 +75,26 @@ def _check_policies(agent: Agent, settings: Settings) -> None:
     policies["train_envs_factory"] = tuple(getattr(agent.train_envs_factory.options, "agents", ()))
     if len(set(policies.values())) > 1:
         shown = ", ".join(f"{name} {list(own) if own else 'none'}" for name, own in policies.items())
-        raise ConfigError(f"all parts must have the same policies, got {shown}; make them with multi_agent(...)")
+        yield Problem(f"all parts must have the same policies, got {shown}", "make them with multi_agent(...)")
     of_policies = getattr(agent.storage_factory.options, "policies", {})
     if settings.num_shards > 1 and any(
             getattr(factory.options, "weight_norm", None) == "buffer" for factory in of_policies.values()):
-        raise ConfigError("weight_norm='buffer' with several policies needs a single replay shard, because it depends "
-                          "on all priorities in the replay; give num_replay_workers=1 or weight_norm='batch'")
+        yield Problem("weight_norm='buffer' with several policies needs a single replay shard, because it depends on "
+                      "all priorities in the replay", "give num_replay_workers=1 or weight_norm='batch'",
+                      ("weight_norm", "num_replay_workers"))
 
 
-def _check_spaces(agent: Agent) -> None:
-    """Raise `SpaceError` unless the actor and the test environments have the training environments' spaces."""
+def _space_problems(agent: Agent) -> Iterator[Problem]:
+    """Yield a problem unless the actor and the test environments have the training environments' spaces."""
     train, test = agent.train_envs_factory, agent.test_envs_factory
     for name in ("observation_space", "action_space"):
         of_actor, of_envs = getattr(agent.actor_factory.options, name, None), getattr(train, name)
         if of_actor is not None and _layout(of_actor) != _layout(of_envs):
-            raise SpaceError(f"actor_factory was made for {name} {of_actor}, but train_envs_factory has {of_envs}; "
-                             f"create the actor with the {name} of the environments")
+            yield Problem(f"actor_factory was made for {name} {of_actor}, but train_envs_factory has {of_envs}",
+                          f"create the actor with the {name} of the environments", (name,), SpaceError)
         if test is not None and getattr(test, name) != of_envs:
-            raise SpaceError(f"{name} differs: training environments have {of_envs}, test environments "
-                             f"{getattr(test, name)}")
+            yield Problem(f"{name} differs: training environments have {of_envs}, test environments "
+                          f"{getattr(test, name)}", "give environments with equal spaces", (name,), SpaceError)
 
 
 def _layout(space: object) -> object:
@@ -106,7 +103,7 @@ def _layout(space: object) -> object:
     return type(space), getattr(space, "shape", None), str(getattr(space, "n", None)), str(getattr(space, "nvec", None))
 
 
-def _check_sequences(agent: Agent, settings: Settings) -> None:
+def _sequence_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """Refuse a replay buffer that is too small for a sequence, or a `routing` that splits sequences over shards.
 
     Nothing is checked if each sequence of the storage lies within one rollout.
@@ -116,14 +113,14 @@ def _check_sequences(agent: Agent, settings: Settings) -> None:
         return
     num_shards = settings.num_shards or 1
     sources = -(-settings.collection.num_workers // num_shards)
-    storage.cls.check_size(
-        storage.options, agent.train_envs_factory.num_envs, sources, storage.options.size // num_shards)
+    yield from problems_in(storage.cls.check_size, storage.options, agent.train_envs_factory.num_envs, sources,
+                           storage.options.size // num_shards)
     if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in SPLITS_SEQUENCES:
-        raise ConfigError(f"routing={settings.collection.routing!r} would split sequences that span several rollouts "
-                          "over different shards; leave it out")
+        yield Problem(f"routing={settings.collection.routing!r} would split sequences that span several rollouts over "
+                      "different shards", "leave routing out", ("routing",))
 
 
-def _check_kept(agent: Agent, settings: Settings) -> None:
+def _kept_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """If the storage is a replay buffer, refuse options for data that are discarded after use, such as `num_passes`."""
     is_kept, collection = provided_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
@@ -132,21 +129,22 @@ def _check_kept(agent: Agent, settings: Settings) -> None:
     names = {"minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion", "microbatch_size"}
     for name in collection.changed():
         if name in names:
-            raise ConfigError(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded; "
-                              f"{keeper} stores them and samples from them, so leave {name} out")
+            yield Problem(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded, but "
+                          f"{keeper} stores them and samples from them", f"leave {name} out", (name,))
 
 
-def _check_inference(agent: Agent, settings: Settings) -> None:
+def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """With central inference, refuse exploration that differs between workers or continues in each environment."""
     if not settings.collection.infers_centrally:
         return
     for factory in (agent.algo_factory, *getattr(agent.algo_factory.options, "policies", {}).values()):
         if getattr(factory.options, "epsilon_per_worker", False):
-            raise ConfigError("epsilon_per_worker=True contradicts inference='central', where one actor with one "
-                              "epsilon acts for all workers; give epsilon_per_worker=False")
+            yield Problem("epsilon_per_worker=True contradicts inference='central', where one actor with one epsilon "
+                          "acts for all workers", "give epsilon_per_worker=False", ("epsilon_per_worker", "inference"))
         if getattr(factory.options, "noise", None) == "ou":
-            raise ConfigError("noise='ou' contradicts inference='central', where the environments in a batch change, "
-                              "although the noise of each environment must continue; give noise='gaussian'")
+            yield Problem("noise='ou' contradicts inference='central', where the environments in a batch change, "
+                          "although the noise of each environment must continue", "give noise='gaussian'",
+                          ("noise", "inference"))
 
 
 def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
@@ -161,13 +159,8 @@ def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
     return []
 
 
-def _check_batch(agent: Agent, settings: Settings) -> None:
-    """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
-
-    Raises:
-        ConfigError: `num_mini_batch` or `mini_batch_size` is larger than the number of steps in a train batch, or
-            `replay_slots` rollouts together contain at most as many steps as one train batch.
-    """
+def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
+    """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if provided_kind(storage).is_kept or size is None:
@@ -177,12 +170,26 @@ def _check_batch(agent: Agent, settings: Settings) -> None:
     options = agent.algo_factory.options
     name = "num_mini_batch" if getattr(options, "mini_batch_size", None) is None else "mini_batch_size"
     if (parts := getattr(options, name, 1)) > max(batch, wanted):
-        raise ConfigError(f"{name} must not exceed the batch: batch {batch} = {workers} collection workers "
-                          f"x {num_envs} environments x {size} steps, {name} {parts}")
+        yield Problem(f"{name} must not exceed the batch: batch {batch} = {workers} collection workers x {num_envs} "
+                      f"environments x {size} steps, {name} {parts}", f"lower {name}, or raise one of the factors",
+                      (name, "size", "vec_env_size", "num_col_workers", "train_batch_size"))
     slots = collection.replay_slots if isinstance(collection, AsynchronousCollection) else 0
     if slots and slots * batch <= (wanted or batch):
-        raise ConfigError(f"replay_slots {slots} x rollout {batch} = {slots * batch} must exceed train_batch_size "
-                          f"{wanted or batch}")
+        yield Problem(f"replay_slots {slots} x rollout {batch} = {slots * batch} must exceed train_batch_size "
+                      f"{wanted or batch}", "raise replay_slots, or lower train_batch_size",
+                      ("replay_slots", "train_batch_size", "size", "vec_env_size"))
+
+
+def _sent(agent: Agent, settings: Settings) -> dict[str, Factory[object]]:
+    """Return the factories that are sent to other processes, by name."""
+    if not (settings.has_processes and (settings.has_parallel_collection or settings.has_parallel_gradients)):
+        return {}
+    return {name: factory for name, factory in agent.as_dict().items() if factory is not None}
+
+
+def _pickle_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
+    for name, factory in _sent(agent, settings).items():
+        yield from problems_in(_pickled_bytes, name, factory)
 
 
 def _pickled_bytes(name: str, factory: Factory[object]) -> int:

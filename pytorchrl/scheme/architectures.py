@@ -10,9 +10,10 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import algorithms_for, learned_kind
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 from pytorchrl.scheme.options.base import ASYNC, SYNC
 from pytorchrl.scheme.replay.storage_options import has_priorities
+from pytorchrl.support.problems import Problems, error_of, problems_in
 from pytorchrl.support.tracebacks import brief_errors_of
 
 if TYPE_CHECKING:
@@ -46,34 +47,33 @@ class Preset:
     learner: bool = False
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
-    def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
+    def settings(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return keyword arguments for `Scheme`: the architecture's settings and the user's settings `given`.
 
-        Settings in `given` replace the architecture's defaults.
-
-        Raises:
-            ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from the data that
-                the architecture provides. The message lists all problems.
+        Settings in `given` replace the architecture's defaults, but not the settings that define the architecture.
         """
-        problems = [
-            f"{self.name} means {name}={to_python(value)}, got {to_python(given[name])}; leave it out, or build a "
-            "plain Scheme" for name, value in self.fixed.items() if name in given and given[name] != value]
         settings = {**self.defaults, **given, **self.fixed}
         if self.learner:
             settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
-        problems += [
-            f"{why}: {name}={value} is too small; give {low} or more" for name, (low, why) in self.least.items()
-            if isinstance(value := settings[name], int) and value < low]
-        # `Scheme` itself refuses an algorithm that is not a factory.
-        if isinstance(algo_factory, Factory):
-            found = learned_kind(algo_factory)
-            if found not in self.kinds:
-                problems.append(f"{self.name} provides {', '.join(kind.value for kind in self.kinds)}, but "
-                                f"{algo_factory.cls.__name__} learns from {found.value}; algorithms for "
-                                f"{self.name}: {algorithms_for(*self.kinds)}")
-        if problems:
-            raise ConfigError("; ".join(problems))
         return settings
+
+    def problems(self, algo_factory: object, given: Mapping[str, object]) -> list[Problem]:
+        """Return the contradictions between the architecture and the algorithm or the user's settings `given`."""
+        problems = [
+            Problem(f"{self.name} means {name}={to_python(value)}, got {to_python(given[name])}",
+                    f"leave {name} out, or build a plain Scheme", (name,))
+            for name, value in self.fixed.items() if name in given and given[name] != value]
+        settings = self.settings(given)
+        problems += [
+            Problem(f"{why}: {name}={value} is too small", f"give {low} or more", (name,))
+            for name, (low, why) in self.least.items() if isinstance(value := settings[name], int) and value < low]
+        # `Scheme` itself refuses an algorithm that is not a factory.
+        if isinstance(algo_factory, Factory) and (found := learned_kind(algo_factory)) not in self.kinds:
+            problems.append(Problem(
+                f"{self.name} provides {', '.join(kind.value for kind in self.kinds)}, but "
+                f"{algo_factory.cls.__name__} learns from {found.value}",
+                f"algorithms for {self.name}: {algorithms_for(*self.kinds)}"))
+        return problems
 
 
 _LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS, DataKind.SEQUENCES)
@@ -124,7 +124,14 @@ class Architectures:
     @classmethod
     def _named(cls, name: str, agent: tuple[object, ...], settings: ArchitectureKeywords) -> Self:
         given = cast("Mapping[str, object]", settings)
-        return cls(*agent, **PRESETS[name].settings(agent[0], given))
+        complete = PRESETS[name].settings(given)
+        if not (contradictions := PRESETS[name].problems(agent[0], given)):
+            return cls(*agent, **complete)
+        problems = Problems()
+        for problem in contradictions:
+            problems.wrong(problem)
+        problems.add(problems_in(lambda: cls(*agent, **complete)))
+        raise error_of(problems.found)
 
     @classmethod
     def a3c(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],

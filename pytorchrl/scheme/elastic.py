@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from pytorchrl.agent.factories import Agent
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.scheme.agent_parts import check_parts
+from pytorchrl.scheme.check import check
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
 from pytorchrl.scheme.gradients.placement import Placement
-from pytorchrl.scheme.options.base import CENTRAL, PARALLEL, raise_all
+from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 from pytorchrl.scheme.options.run import Ray
 from pytorchrl.scheme.options.settings import Settings
 from pytorchrl.scheme.recording.record import differences
-from pytorchrl.scheme.rules import problems_of
-from pytorchrl.scheme.tree import workers_of
+from pytorchrl.support.problems import raise_all
 
 if TYPE_CHECKING:
     from pytorchrl.runtime import Runtime
@@ -98,9 +97,7 @@ def _resized(settings: Settings, agent: Agent, num_col_workers: int | tuple[int,
         raise ConfigError("placement='colocate' reserves resources at the start, so the number of collection workers "
                           f"can only become smaller: it is {before} in total, got {after}; start with the largest "
                           "number, or leave placement out")
-    raise_all(problems_of(changed))
-    workers_of(agent, changed.gradients, changed.collection).check()
-    check_parts(agent, changed)
+    raise_all(check(agent, changed))
     return changed
 
 

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -19,23 +19,22 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
-from pytorchrl.scheme.agent_parts import check_parts
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
+from pytorchrl.scheme.check import check, warnings_of
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.options.base import ASYNC
-from pytorchrl.scheme.options.collection import Collection, ReplayCollection
+from pytorchrl.scheme.options.collection import Collection
 from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
 from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
-from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
-from pytorchrl.scheme.rules import checked_settings, warnings_of
+from pytorchrl.scheme.replay.storage_options import options_in_settings, with_settings
 from pytorchrl.scheme.supervision.evaluation import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
@@ -46,6 +45,8 @@ from pytorchrl.support.threads import in_turn
 from pytorchrl.support.tracebacks import brief_errors_of, raise_exit
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -53,6 +54,13 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
+
+
+def check_scheme(scheme: T) -> T:
+    """Return `scheme`; raise `ConfigError` if it is not a scheme, for example if it is a factory."""
+    if not hasattr(scheme, "settings"):
+        raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
+    return scheme
 
 
 @brief_errors_of("__init__", "from_factory", "start", "step", "resize", "drain", "checkpoint", "resume", "stop",
@@ -96,12 +104,13 @@ class Scheme(Architectures):
                  supervision: Supervisor.Options | None = None, **settings: Unpack[SchemeKeywords]) -> None:
         keywords: dict[str, object] = {**settings}
         for_storage = {name: keywords.pop(name) for name in STORAGE_KEYWORDS if name in keywords}
-        nested = checked_settings(keywords, collection=collection, gradients=gradients, runtime=runtime,
-                                  supervision=supervision, for_storage=for_storage)
-        if isinstance(nested.collection, ReplayCollection) and isinstance(storage_factory, Factory):
-            storage_factory = with_options(storage_factory, {**for_storage, "size": nested.collection.size})
+        nested, problems = Settings.from_keywords(
+            keywords, collection=collection, gradients=gradients, runtime=runtime, supervision=supervision)
+        storage_factory = with_settings(storage_factory, for_storage, nested.collection, problems)
         self.agent = Agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
-        texts = [*warnings_of(nested), *check_parts(self.agent, nested)]
+        problems.add(check(self.agent, nested))
+        problems.raise_all()
+        texts = warnings_of(self.agent, nested)
         collection, more = resolve_defaults(nested.collection, collectors_of(self.agent, nested.collection))
         self.nested = replace(nested, collection=collection)
         replay = self.nested.recording.replay

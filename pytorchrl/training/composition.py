@@ -11,14 +11,14 @@ import functools
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
@@ -31,6 +31,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
+from pytorchrl.support.problems import Problems, problems_in
 from pytorchrl.support.untyped import OptionValue, UserPart
 from pytorchrl.training import presets
 
@@ -183,6 +184,23 @@ def _is_ours(cls: type) -> bool:
     return cls.__module__.split(".")[0] == __name__.split(".")[0]
 
 
+@dataclass(frozen=True)
+class Composition:
+    """The options of `train`, divided among their owners.
+
+    Attributes:
+        agent: The agent; None if a part could not be built.
+        scheme: Keyword arguments of the scheme.
+        learner: Options of the learner, including `target_steps`.
+        problems: The problems found so far.
+    """
+
+    agent: Agent | None
+    scheme: dict[str, OptionValue]
+    learner: dict[str, OptionValue]
+    problems: Problems
+
+
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
 ) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
@@ -192,36 +210,71 @@ def compose(
         The agent, the scheme's keyword arguments, and the learner's options (including `target_steps`).
 
     Raises:
-        ConfigError: An option is unknown or wrong; the message suggests the nearest known option.
+        ConfigError: Options are unknown or wrong; the message lists all problems.
     """
+    composition = compose_parts(algorithm, env, options)
+    composition.problems.raise_all()
+    assert composition.agent is not None, "a part that cannot be built is a problem"
+    return composition.agent, composition.scheme, composition.learner
+
+
+def compose_parts(
+    algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
+) -> Composition:
+    """Complete and divide `options` as `compose` does, but return the problems of options instead of raising them."""
     registration = registration_of(algorithm)
     specs = _specs_of(registration)
-    chosen = {**presets.preset(registration.name, env, options), **options}
-    refuse_unknown(chosen, _known(registration))
+    chosen, problems = {**presets.preset(registration.name, env, options), **options}, Problems()
+    for problem in problems_in(refuse_unknown, chosen, _known(registration)):
+        problems.wrong(problem)
     parts: dict[str, dict[str, OptionValue]] = {spec.part: {} for spec in specs.values()}
     for name, value in chosen.items():
-        parts[specs[name].part][specs[name].own_name] = value
-    try:
-        train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
-        agent = Agent(*_factories(registration, train_envs, parts), train_envs, test_envs)
-    except ConfigError as error:
-        raise type(error)(_in_users_words(str(error), specs.values())) from error
-    return agent, parts["scheme"], parts["learner"]
+        if name in specs:
+            parts[specs[name].part][specs[name].own_name] = value
+    own = Problems()  # with the names of the parts
+    agent = _agent(registration, env, parts, own)
+    problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
+    problems.ignore(own)
+    return Composition(agent, parts["scheme"], parts["learner"], problems)
 
 
-def _factories(
-    registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
-) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
-    """Return the factories of algorithm, actor and storage. If there are several policies, all use the same options."""
-    algorithm = registration.algorithm.create_factory(**parts["algorithm"])
+def _agent(
+    registration: Registration, env: EnvSource, parts: Mapping[str, dict[str, OptionValue]], problems: Problems,
+) -> Agent | None:
+    """Return the agent, whose wrong options are left out; None if a part cannot be built.
+
+    If there are several policies, all use the same options.
+    """
+    envs = problems.build(
+        lambda **own: presets.environments(env, own, _EVALUATION_ENVS), parts["environments"])
+    algorithm = problems.build(registration.algorithm.create_factory, parts["algorithm"])
+    storage = problems.build(lambda **own: storage_factory(registration, own), parts["storage"])
+    if envs is None:
+        return None
+    train_envs, test_envs = envs
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
-    of_actor = dict(parts["actor"])
-    storage = storage_factory(registration, parts["storage"])
-    if not isinstance(envs, MultiAgentEnvFactory):
-        check_algorithm_space(registration.algorithm, envs.action_space)
-        return algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), storage
-    checkpoint = of_actor.pop("checkpoint", None)  # one model file for all policies, passed to `multi_agent`
+    if isinstance(train_envs, MultiAgentEnvFactory):
+        if algorithm is None or storage is None:
+            return None
+        make = functools.partial(_several, train_envs, algorithm, make_actor, storage)
+        found = problems.build(make, parts["actor"])
+        return None if found is None else Agent(*found, train_envs, test_envs)
+    if unfit := problems_in(check_algorithm_space, registration.algorithm, train_envs.action_space):
+        problems.add(unfit)
+        return None
+    actor = problems.build(
+        functools.partial(make_actor, train_envs.observation_space, train_envs.action_space), parts["actor"])
+    if algorithm is None or actor is None or storage is None:
+        return None
+    return Agent(algorithm, actor, storage, train_envs, test_envs)
+
+
+def _several(
+    envs: MultiAgentEnvFactory, algorithm: Factory[UserPart], make_actor: Callable[..., Factory[Actor]],
+    storage: Factory[UserPart], checkpoint: OptionValue = None, **of_actor: OptionValue,
+) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
+    """Return the factories of several policies; `checkpoint` is one model file for all of them."""
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 
 

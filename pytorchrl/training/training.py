@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,18 +22,19 @@ from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.options import build_options
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
+from pytorchrl.errors import CheckpointError, ConfigError, Problem, WeightsError
 from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_state_of, read_sealed, save
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
+from pytorchrl.scheme.check import keyword_problems
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
-from pytorchrl.training.composition import EnvSource, compose
+from pytorchrl.training.composition import Composition, EnvSource, compose_parts
 
 # Options that are not written to `run.json`, because callbacks are code.
 _OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
@@ -49,13 +50,8 @@ if TYPE_CHECKING:
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
     """Return a learner that has not started, and its agent; the options are those of `train`."""
     registration = registration_of(algorithm)
-    agent, scheme_options, learner_options = compose(registration.algorithm, env, options)
-    log_dir = build_options(Learner, learner_options).log_dir
-    if log_dir is None and options.get("info_keywords"):
-        raise ConfigError("info_keywords needs a log_dir, because it adds columns to the monitor files there")
-    scheme = _constructor(scheme_options.pop("preset", None))(
-        agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
-        agent.test_envs_factory, **scheme_options)
+    scheme, agent, learner_options = _checked(compose_parts(registration.algorithm, env, options))
+    log_dir = learner_options.get("log_dir")
     given = {name: value for name, value in options.items() if name not in _OF_CALLBACKS}
     recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, given), **given})
     run_name = None
@@ -68,11 +64,43 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     return learner, agent
 
 
-def _constructor(preset: str | None) -> Callable[..., Scheme]:
-    """Return the constructor of the architecture called `preset`, or `Scheme` itself if `preset` is None."""
-    if preset is not None and preset not in PRESETS:
-        raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
-    return Scheme if preset is None else getattr(Scheme, preset)
+def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionValue]]:
+    """Return the scheme, the agent, and the options of the learner.
+
+    Raises:
+        ConfigError: Options are wrong or contradict each other; the message lists all problems of all parts.
+    """
+    problems, agent, scheme = composition.problems, composition.agent, None
+    given = dict(composition.scheme)
+    architecture = given.pop("preset", None)
+    if architecture is not None and architecture not in PRESETS:
+        problems.wrong(Problem(f"preset must be one of {list(PRESETS)} or None, got {architecture!r}",
+                               options=("preset",)))
+        architecture = None
+    if agent is None:
+        if architecture is not None:
+            problems.add(PRESETS[architecture].problems(None, given))
+            given = PRESETS[architecture].settings(given)
+        problems.add(keyword_problems(given))
+    else:
+        make = Scheme if architecture is None else getattr(Scheme, architecture)
+        try:
+            scheme = make(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+                          agent.test_envs_factory, **given)
+        except ConfigError as error:
+            problems.catch(error)
+    options = problems.build(lambda **own: build_options(Learner, own), composition.learner)
+    if options is not None:
+        is_recorded = any(given.get(name) is not None for name in ("record", "replay"))
+        problems.add(options.problems_with(has_tests=True, is_recorded=is_recorded))
+        info_keywords = () if agent is None else getattr(agent.train_envs_factory.options, "info_keywords", ())
+        if options.log_dir is None and info_keywords:
+            problems.add([Problem("info_keywords needs a log_dir, because it adds columns to the monitor files there",
+                                  "give log_dir, or leave info_keywords out", ("info_keywords", "log_dir"))])
+    problems.raise_all()
+    assert scheme is not None
+    assert agent is not None
+    return scheme, agent, composition.learner
 
 
 def named_settings(preset: str) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from pytorchrl.agent.actors.trunk import RECURRENT_SIZE_HELP
 from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -53,13 +54,14 @@ class QActor(ReplayActor):
             False, help="Add the previous action and reward to the inputs of the memory; both are 0 at the start of an "
                         "episode.")
 
-        def __post_init__(self) -> None:
+        def contradictions(self) -> Iterator[Problem]:
             """Refuse memory options for an actor without memory."""
-            super().__post_init__()
-            if self.recurrent_size is not None and self.recurrent_net is None:
-                raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
-            if self.prev_action_reward and self.recurrent_net is None:
-                raise ConfigError("prev_action_reward=True needs recurrent_net='gru' or 'lstm', got None")
+            yield from super().contradictions()
+            for name, is_given in (("recurrent_size", self.recurrent_size is not None),
+                                   ("prev_action_reward", self.prev_action_reward)):
+                if is_given and self.recurrent_net is None:
+                    yield Problem(f"{name}={getattr(self, name)} needs recurrent_net='gru' or 'lstm', got None",
+                                  options=(name, "recurrent_net"))
 
     def __init__(self, options: QActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the network from `seed`, then load the checkpoint if one is given.

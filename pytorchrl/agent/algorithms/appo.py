@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.data import Batch, Evaluated, LossParameters, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import VTraceBuffer
-from pytorchrl.errors import ConfigError, WeightsError
+from pytorchrl.errors import Problem, WeightsError
 from pytorchrl.support.untyped import StateDict
 
 _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
@@ -57,23 +57,27 @@ class APPO(VTraceAlgorithm, PPO):
             _IS_CLIP, help="Largest importance weight of a sample: the probability of its action under the policy "
                            "that collected it, divided by that under the slow policy.", low=0.0, exclusive=True)
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            problems = [text for wrong, text in (
+        def contradictions(self) -> Iterator[Problem]:
+            """Yield contradictions, and options without an effect."""
+            yield from super().contradictions()
+            for wrong, text, names in (
                 (not self.kl_coef and self.kl_target != _KL_TARGET,
-                 f"kl_target={self.kl_target} needs kl_coef > 0, because otherwise there is no KL term"),
+                 f"kl_target={self.kl_target} needs kl_coef > 0, because otherwise there is no KL term",
+                 ("kl_target", "kl_coef")),
                 (not self.target_network and self.target_update_interval != _SLOW_INTERVAL,
-                 f"target_update_interval={self.target_update_interval} needs target_network=True"),
+                 f"target_update_interval={self.target_update_interval} needs target_network=True",
+                 ("target_update_interval", "target_network")),
                 (not self.target_network and self.is_clip != _IS_CLIP,
-                 f"is_clip={self.is_clip} needs target_network=True"),
+                 f"is_clip={self.is_clip} needs target_network=True", ("is_clip", "target_network")),
                 (self.target_network and self.compile,
-                 "compile=True does not support the slow policy of target_network=True; leave one of the two out"),
+                 "compile=True does not support the slow policy of target_network=True; leave one of the two out",
+                 ("compile", "target_network")),
                 (self.target_network and self.kl_coef and self.target_update_interval == 1,
                  f"kl_coef={self.kl_coef} needs target_update_interval >= 2, because a slow policy that is copied at "
-                 "every update is always the current one"),
-            ) if wrong]
-            if problems:
-                raise ConfigError("; ".join(problems))
+                 "every update is always the current one", ("kl_coef", "target_update_interval")),
+            ):
+                if wrong:
+                    yield Problem(text, options=names)
 
     def __init__(self, options: APPO.Options, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""

@@ -35,7 +35,7 @@ from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.updatable import Updatable
-from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
+from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, Problem, WeightsError
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import BatchOfKind, StateDict, UserPart
 
@@ -73,14 +73,18 @@ class Algorithm(Part, Updatable, ABC):
         gamma: float = option(0.99, help="Discount of rewards.", low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse an optimizer that cannot update a flat vector, and options that the optimizer does not use."""
+            """Refuse an optimizer that cannot update a flat vector."""
             super().__post_init__()
             if not isinstance(self.optimizer, str):
                 check_optimizer(self.optimizer)
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse options that the optimizer does not use."""
+            yield from super().contradictions()
             for name, kinds in OPTIONS_OF.items():
                 if self.optimizer not in kinds:
-                    self._refuse_changed((name,), f"optimizer={' or '.join(map(repr, kinds))}, got "
-                                                  f"optimizer={self.optimizer!r}")
+                    needs = f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}"
+                    yield from self._without_effect((name,), needs, "optimizer")
 
     learns_from: DataKind
     """The kind of data that the algorithm learns from; the storage must provide this kind.

@@ -6,7 +6,7 @@ E = number of environments, D = size of an action.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.errors import Problem
 from pytorchrl.support.untyped import StateDict
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
@@ -83,13 +84,13 @@ class DDPG(ReplayAlgorithm):
         ou_sigma: float = option(0.2, help="Sigma of Ornstein-Uhlenbeck noise, its scale.", low=0.0)
         ou_dt: float = option(1.0, help="Time step of Ornstein-Uhlenbeck noise.", low=0.0, exclusive=True)
 
-        def __post_init__(self) -> None:
+        def contradictions(self) -> Iterator[Problem]:
             """Refuse options that the chosen noise does not use."""
-            super().__post_init__()
+            yield from super().contradictions()
             if self.noise != "ou":
-                self._refuse_changed(_OU_OPTIONS, f"noise='ou', got noise={self.noise!r}")
+                yield from self._without_effect(_OU_OPTIONS, f"noise='ou', got noise={self.noise!r}", "noise")
             if self.noise != "gaussian":
-                self._refuse_changed(("noise_std",), f"noise='gaussian', got noise={self.noise!r}")
+                yield from self._without_effect(("noise_std",), f"noise='gaussian', got noise={self.noise!r}", "noise")
 
     actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,

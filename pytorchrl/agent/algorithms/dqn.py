@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, linear
 from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
 
 EPSILON_PER_WORKER_HELP = (
     "Give each collector its own constant epsilon: 0.4 for the first collector, smaller for each later one.")
@@ -97,11 +97,13 @@ class DQN(ReplayAlgorithm):
             10.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
 
-        def __post_init__(self) -> None:
+        def contradictions(self) -> Iterator[Problem]:
             """Refuse options for a shared epsilon if `epsilon_per_worker` gives each collector its own epsilon."""
-            super().__post_init__()
+            yield from super().contradictions()
             if self.epsilon_per_worker:
-                self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
+                yield from self._without_effect(
+                    ("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False",
+                    "epsilon_per_worker")
 
     actor_class: ClassVar[type[nn.Module]] = QActor
     target_groups: ClassVar[tuple[str, ...]] = ("q",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch.optim import Optimizer
@@ -14,7 +14,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import VTraceBuffer
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 
 
 @algorithm("impala", storage=VTraceBuffer)
@@ -41,10 +41,11 @@ class IMPALA(VTraceAlgorithm, A2C):
             40.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse the normalization of advantages."""
+            yield from super().contradictions()
             if self.advantage_normalization != "none":
-                raise ConfigError(
+                yield Problem(
                     f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}", because '
                     "subtracting the mean from advantages of an older policy pushes the current policy away from it "
-                    "without limit; use APPO, whose clipping bounds this effect")
+                    "without limit", "use APPO, whose clipping bounds this effect", ("advantage_normalization",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from pytorchrl.agent.data import Batch, Evaluated, LossParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 
 _KL_TOLERANCE = 1.5
 """The remaining batches of a rollout are skipped once the KL divergence exceeds this multiple of `target_kl`."""
@@ -52,14 +52,17 @@ class PPO(OnPolicyAlgorithm):
             "value; None: no limit.", low=1.0,
             exclusive=True)
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
+        def contradictions(self) -> Iterator[Problem]:
+            """Yield contradictions, and options without an effect."""
+            yield from super().contradictions()
             if not self.use_clipped_value_loss:
-                self._refuse_changed(("clip_param_vf",), "use_clipped_value_loss=True")
+                yield from self._without_effect(("clip_param_vf",), "use_clipped_value_loss=True",
+                                                "use_clipped_value_loss")
             if self.recompute_advantages and self.advantage_normalization == "batch":
-                raise ConfigError(
+                yield Problem(
                     'recompute_advantages=True needs advantage_normalization "minibatch" or "none", got "batch", whose '
-                    "moments are computed once, before the first epoch")
+                    "moments are computed once, before the first epoch",
+                    options=("recompute_advantages", "advantage_normalization"))
 
     def __init__(self, options: PPO.Options, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""

@@ -28,7 +28,7 @@ from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.support.untyped import StateDict
 
 Losses = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
@@ -78,12 +78,12 @@ class ReplayAlgorithm(Algorithm):
             False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
                         "and needs a C++ compiler.")
 
-        def __post_init__(self) -> None:
-            """Raise `ConfigError` if `polyak` is 1, because target networks would then never change."""
-            super().__post_init__()
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse a `polyak` of 1, with which target networks would never change."""
+            yield from super().contradictions()
             if self.polyak == 1.0:
-                raise ConfigError("polyak must be below 1, got 1.0, which would never move the target networks; give "
-                                  "0.995")
+                yield Problem("polyak must be below 1, got 1.0, which would never move the target networks",
+                              "give 0.995", ("polyak",))
 
     learns_from = DataKind.TRANSITIONS
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None,)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 
 
 @algorithm("sac", storage=ReplayBuffer, prioritized_storage=PERBuffer)
@@ -61,15 +61,15 @@ class SAC(ReplayAlgorithm):
             0.89, help="Target of the entropy for discrete actions, as a share of the largest possible entropy.",
             low=0.0, high=1.0)
 
-        def __post_init__(self) -> None:
+        def contradictions(self) -> Iterator[Problem]:
             """Refuse options that would have no effect, such as options for learning alpha if alpha is fixed."""
-            super().__post_init__()
-            if self.target_entropy is not None and not self.learn_alpha:
-                raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
+            yield from super().contradictions()
             if self.target_entropy is not None:
-                self._refuse_changed(("target_entropy_scale",), f"target_entropy=None, got {self.target_entropy}")
+                yield from self._without_effect(
+                    ("target_entropy_scale",), f"target_entropy=None, got {self.target_entropy}", "target_entropy")
             if not self.learn_alpha:
-                self._refuse_changed(("lr_alpha", "target_entropy_scale"), "learn_alpha=True")
+                yield from self._without_effect(
+                    ("target_entropy", "lr_alpha", "target_entropy_scale"), "learn_alpha=True", "learn_alpha")
 
     actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -33,7 +33,7 @@ from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, Problem
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker
@@ -131,12 +131,17 @@ class VecEnv(Part):
                     f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
                     "pass the function, not its result")
             check_common_options(self)
-            if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
-                raise ConfigError(
-                    f"max_env_restarts={self.max_env_restarts} needs on_env_error='restart', got {self.on_env_error!r}")
             if clash := set(self.info_keywords) & set(Monitor.COLUMNS):
                 raise ConfigError(
                     f"info_keywords must differ from the columns {list(Monitor.COLUMNS)}, got {sorted(clash)}")
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse a number of restarts if environments are not restarted."""
+            yield from super().contradictions()
+            if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
+                yield Problem(
+                    f"max_env_restarts={self.max_env_restarts} needs on_env_error='restart', got {self.on_env_error!r}",
+                    options=("max_env_restarts", "on_env_error"))
 
     @classmethod
     @brief_errors

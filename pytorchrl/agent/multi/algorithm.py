@@ -25,7 +25,7 @@ from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem, WeightsError
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 from pytorchrl.support.work import Work
 
@@ -60,24 +60,24 @@ class MultiAgentAlgorithm(Algorithm):
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
         trainable: tuple[str, ...] = option(help="Policies that learn; the others only act.")
 
-        def __post_init__(self) -> None:
-            """Raise `ConfigError` if the algorithms cannot be updated together."""
-            super().__post_init__()
-            problems = [
-                problem for policy, factory in self.policies.items() for problem in _problems_of(policy, factory)]
+        def contradictions(self) -> Iterator[Problem]:
+            """Yield the reasons for which the algorithms cannot be updated together."""
+            yield from super().contradictions()
+            for policy, factory in self.policies.items():
+                yield from map(Problem, _problems_of(policy, factory))
             for name in _SHARED:
                 values = {policy: getattr(factory.options, name, None) for policy, factory in self.policies.items()}
                 if len(set(values.values())) > 1:
-                    problems.append(
-                        f"{name} must be the same for all policies, which are updated together, got {values}")
+                    yield Problem(
+                        f"{name} must be the same for all policies, which are updated together, got {values}",
+                        options=(name,))
             if len({factory.cls.loss_reduction for factory in self.policies.values()}) > 1:
-                problems.append("loss_reduction must be the same for all policies, got \"sum\" and \"mean\"")
+                yield Problem("loss_reduction must be the same for all policies, got \"sum\" and \"mean\"")
             if unknown := sorted(set(self.trainable) - set(self.policies)):
-                problems.append(f"trainable has {unknown}, which are not among the policies {list(self.policies)}")
+                yield Problem(f"trainable has {unknown}, which are not among the policies {list(self.policies)}")
             if not self.trainable:
-                problems.append(f"trainable is empty, so there would be no updates; name some of {list(self.policies)}")
-            if problems:
-                raise ConfigError("; ".join(problems))
+                yield Problem("trainable is empty, so there would be no updates",
+                              f"name some of {list(self.policies)}")
 
         def __getattr__(self, name: str) -> OptionValue:
             """Return the common value of all policies for `name`, which must be one of the options in `_SHARED`."""

@@ -26,7 +26,7 @@ from pytorchrl.agent.storages.observation_columns import SlotPool, write_extras
 from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.support.untyped import StateDict
 
 
@@ -165,12 +165,12 @@ class SequenceBuffer(PERBuffer):
             help="Weight of the largest error in the priority of a sequence; the weight of the mean error is 1 minus "
                  "priority_eta.")
 
-        def __post_init__(self) -> None:
-            """Raise `ConfigError` if `period` would leave gaps between sequences."""
-            super().__post_init__()
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse a `period` that would leave gaps between sequences."""
+            yield from super().contradictions()
             if self.period > self.length:
-                raise ConfigError(f"period must not exceed length, got {self.period} > {self.length}: steps between "
-                                  "sequences would never be trained on; lower period")
+                yield Problem(f"period must not exceed length, got {self.period} > {self.length}: steps between "
+                              "sequences would never be trained on", "lower period", ("period", "length"))
 
     options: Options
 

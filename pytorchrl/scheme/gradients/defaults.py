@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.multi.replay import MultiAgentReplay
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.gradients.microbatch import reason_to_keep_batch
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
+from pytorchrl.support.problems import problems_in, raise_all
 
 if TYPE_CHECKING:
     from pytorchrl.agent.options import Factory
@@ -27,69 +30,96 @@ def resolve_defaults(collection: Collection, agent: CWorkerSetFactory) -> tuple[
     Raises:
         ConfigError: The options contradict the agent.
     """
+    raise_all(default_problems(collection, agent))
     if isinstance(collection, ReplayCollection):
-        return _resolve_replay(collection, agent), []
+        _, batch, starts = _sizes(collection, agent)
+        return replace(
+            collection, train_batch_size=batch, learning_starts=starts,
+            prefetch=collection.prefetch or _PREFETCHED_BATCHES,
+            routing="by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing), []
     if isinstance(collection, SynchronousCollection):
         return _resolve_microbatches(collection, agent)
     return collection, []
 
 
-def _resolve_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> ReplayCollection:
+def default_problems(collection: Collection, agent: CWorkerSetFactory) -> list[Problem]:
+    """Return the contradictions between options of collection, including those filled in, and the agent."""
+    if isinstance(collection, ReplayCollection):
+        return list(_replay_problems(collection, agent))
+    if isinstance(collection, SynchronousCollection):
+        return list(_microbatch_problems(collection, agent.algo_factory))
+    return []
+
+
+def _replay_problems(collection: ReplayCollection, agent: CWorkerSetFactory) -> Iterator[Problem]:
+    storage, num_shards = agent.storage_factory, collection.num_replay_workers
+    found = problems_in(check_replay, storage, collection.size)
+    yield from found
+    yield from _priority_problems(storage, collection)
+    if found:
+        return
+    size, batch, starts = _sizes(collection, agent)
+    own, rollout = size // num_shards, rollout_steps(storage, agent.train_envs_factory.num_envs)
+    for is_wrong, text, names in (
+            (own < batch and provided_kind(storage) is not DataKind.SEQUENCES,
+             f"size {size} divided among {num_shards} shards is {own} per shard, less than train_batch_size {batch}",
+             ("num_replay_workers", "train_batch_size")),
+            (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} "
+                            f"divided among {num_shards} shards is only {own} per shard", ("num_replay_workers",)),
+            (starts > size, f"learning_starts {starts} exceeds size {size}", ("learning_starts",))):
+        if is_wrong:
+            yield Problem(text, "raise size", ("size", *names))
+
+
+def _sizes(collection: ReplayCollection, agent: CWorkerSetFactory) -> tuple[int, int, int]:
+    """Return the total size of the shards, and the values of `train_batch_size` and `learning_starts`."""
     storage, algorithm = agent.storage_factory, agent.algo_factory.options
-    check_replay(storage, collection.size)
-    _check_priorities(storage, collection)
-    is_kept, num_shards = provided_kind(storage).is_kept, collection.num_replay_workers
+    is_kept = provided_kind(storage).is_kept
     size = storage.options.size if is_kept else collection.size
     assert size is not None
-    own, rollout = size // num_shards, rollout_steps(storage, agent.train_envs_factory.num_envs)
+    rollout = rollout_steps(storage, agent.train_envs_factory.num_envs)
     batch, starts = collection.train_batch_size, collection.learning_starts
     if batch is None:
         batch = getattr(algorithm, "mini_batch_size", rollout) if is_kept else rollout
     if starts is None:  # if learning started immediately, the first batches would repeat the same few rollouts
         starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
-    for is_wrong, text in (
-            (own < batch and provided_kind(storage) is not DataKind.SEQUENCES,
-             f"size {size} divided among {num_shards} shards is {own} per shard, less than train_batch_size {batch}"),
-            (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} "
-                            f"divided among {num_shards} shards is only {own} per shard"),
-            (starts > size, f"learning_starts {starts} exceeds size {size}")):
-        if is_wrong:
-            raise ConfigError(f"{text}; raise size")
-    return replace(
-        collection, train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
-        routing="by_stream" if kind_of(storage) == "sequence" else collection.routing)
+    return size, batch, starts
 
 
-def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -> None:
+def _priority_problems(storage: Factory[Storage], collection: ReplayCollection) -> Iterator[Problem]:
     """Refuse initial priorities from collection workers if the storage would not use them."""
     if collection.initial_priority != "worker":
         return
+    text = ""
     if provided_kind(storage) is DataKind.SEQUENCES:
-        raise ConfigError(f"initial_priority='worker' is for single transitions, but {storage.cls.__name__} samples "
-                          "sequences; leave initial_priority out")
-    if storage.cls is MultiAgentReplay:
-        raise ConfigError("initial_priority='worker' is not for several policies, whose transitions start with the "
-                          "largest priority so far; leave initial_priority out")
-    if not storage.cls.has_priorities:
-        raise ConfigError("initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
-                          f"{storage.cls.__name__}")
+        text = f"is for single transitions, but {storage.cls.__name__} samples sequences"
+    elif storage.cls is MultiAgentReplay:
+        text = "is not for several policies, whose transitions start with the largest priority so far"
+    elif not storage.cls.has_priorities:
+        text = f"needs a storage with priorities, such as PERBuffer, got {storage.cls.__name__}"
+    if text:
+        yield Problem(f"initial_priority='worker' {text}", "leave initial_priority out",
+                      ("initial_priority", "prioritized"))
+
+
+def _microbatch_problems(collection: SynchronousCollection, algorithm: Factory[Algorithm]) -> Iterator[Problem]:
+    """Refuse microbatch options that contradict the algorithm."""
+    reason = reason_to_keep_batch(algorithm.options, collection.norm_over)
+    if not reason or not collection.collects_microbatches:
+        return
+    if collection.norm_over == "microbatch":
+        yield Problem(f"norm_over='microbatch' contradicts {algorithm.cls.__name__}: {reason}",
+                      "set num_epochs=1 and num_mini_batch=1, or norm_over='batch'", ("norm_over",))
+    if collection.prefetch == 1:
+        yield Problem(f"prefetch=1 has no effect: the train batch is complete before its gradient is computed, because "
+                      f"{reason}", "leave prefetch out", ("prefetch",))
 
 
 def _resolve_microbatches(
         collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
-    """Return the options, with the default of `prefetch` filled in, and a list of warnings.
-
-    Raises:
-        ConfigError: Microbatch options contradict the algorithm.
-    """
+    """Return the options, with the default of `prefetch` filled in, and a list of warnings."""
     algorithm = agent.algo_factory
     reason, name = reason_to_keep_batch(algorithm.options, collection.norm_over), algorithm.cls.__name__
-    if collection.norm_over == "microbatch" and reason:
-        raise ConfigError(f"norm_over='microbatch' contradicts {name}: {reason}; set num_epochs=1 and "
-                          "num_mini_batch=1, or norm_over='batch'")
-    if collection.prefetch == 1 and reason:
-        raise ConfigError("prefetch=1 has no effect: the train batch is complete before its gradient is "
-                          f"computed, because {reason}; leave prefetch out")
     warnings = []
     if collection.norm_over == "microbatch" and getattr(algorithm.options, "advantage_normalization", "none") == "none":
         warnings.append(f"norm_over='microbatch' has no effect with {name}, which normalizes nothing")

@@ -22,12 +22,12 @@ from pytorchrl.scheme.options.base import (
     Communication,
     Execution,
     options_of,
-    raise_all,
 )
 from pytorchrl.scheme.options.collection import BarrierOptions, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.options.keywords import GradientKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
+from pytorchrl.support.problems import raise_all
 from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:

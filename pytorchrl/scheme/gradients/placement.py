@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from pytorchrl.errors import DeviceError
+from pytorchrl.errors import DeviceError, Problem
 from pytorchrl.runtime import CPU_RESOURCES, is_default
 from pytorchrl.scheme.devices import CPU, CUDA, check_device
 from pytorchrl.scheme.options.collection import Collection, SynchronousCollection
+from pytorchrl.support.problems import problems_in
 
 _NAMES = {"grad": "gradient", "col": "collection"}
 
@@ -47,27 +48,30 @@ class Placement:
     device: str | None
     on_ray: bool
 
-    def problems(self) -> list[str]:
-        """Return a message for each device or resource that contradicts another option.
-
-        Raises:
-            DeviceError: An option is not a device name, or this process would use a device that it does not have.
-        """
-        for name, device in (("grad_device", self.gradients.grad_device), ("col_device", self.collection.col_device)):
-            if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-                raise DeviceError(f"{name} must be None, 'cpu', 'cuda' or 'cuda:k', got {device!r}")
-        found = []
+    def problems(self) -> list[Problem]:
+        """Return a problem for each device that does not exist, and for each device or resource without an effect."""
+        found = [
+            Problem(f"{name} must be None, 'cpu', 'cuda' or 'cuda:k', got {device!r}", "", (name,), DeviceError)
+            for name, device in (("grad_device", self.gradients.grad_device),
+                                 ("col_device", self.collection.col_device))
+            if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device)]
+        if found:
+            return found
         if self.gradients.grad_device is not None and not self.gradients.is_parallel:
-            found.append(f"grad_device={self.gradients.grad_device!r} is for remote gradient workers; the local one "
-                         "uses the device of the learner, which the option device sets; give num_grad_workers >= 2, or "
-                         "leave grad_device out")
+            found.append(Problem(
+                f"grad_device={self.gradients.grad_device!r} is for remote gradient workers; the local one uses the "
+                "device of the learner, which the option device sets",
+                "give num_grad_workers >= 2, or leave grad_device out",
+                ("grad_device", "num_grad_workers", "grad_execution")))
         if self.collection.col_device is not None and not self._acts_by_itself:
-            found.append(f"col_device={self.collection.col_device!r} is for collection workers with an actor of their "
-                         "own; the local one uses the actor of its gradient worker; give num_col_workers >= 2 or "
-                         "col_communication='asynchronous', or leave col_device out")
-        if not found:
-            self.devices()  # raises `DeviceError` if this process lacks a device
-        return found or [*self._resource_problems("grad"), *self._resource_problems("col")]
+            found.append(Problem(
+                f"col_device={self.collection.col_device!r} is for collection workers with an actor of their own; the "
+                "local one uses the actor of its gradient worker", "give num_col_workers >= 2 or "
+                "col_communication='asynchronous', or leave col_device out",
+                ("col_device", "num_col_workers", "col_execution", "col_communication", "num_replay_workers")))
+        # Without valid devices, it is not known whether workers need a GPU.
+        return (found or list(problems_in(self.devices))
+                or [*self._resource_problems("grad"), *self._resource_problems("col")])
 
     @property
     def _acts_by_itself(self) -> bool:
@@ -122,21 +126,22 @@ class Placement:
             used["col_device"] = devices["col"]  # actions are chosen in a thread of the same process
         return {name: device for name, device in used.items() if device != CPU}
 
-    def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield messages if workers of `level` request a GPU but do not use it, or use a GPU but do not request it."""
+    def _resource_problems(self, level: str) -> Iterator[Problem]:
+        """Yield problems if workers of `level` request a GPU but do not use it, or use a GPU but do not request it."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)
         share = resources.get("num_gpus", 0)
         if not used and share and not is_default(resources):
-            yield (f"{name} requests num_gpus={share:g}, but {_NAMES[level]} workers compute on the CPU; give "
-                   f"{level}_device='cuda', or leave num_gpus out")
+            yield Problem(f"{name} requests num_gpus={share:g}, but {_NAMES[level]} workers compute on the CPU",
+                          f"give {level}_device='cuda', or leave num_gpus out", (name, f"{level}_device", "device"))
         for option, device in used.items() if self.on_ray else ():
             place = int(device.partition(":")[2] or 0)
             if not share:
-                yield (f"{option} is {device!r}, and {name} requests no GPU, so Ray would assign none; add a share "
-                       f"such as num_gpus=0.25, or give {option}='cpu'")
+                yield Problem(f"{option} is {device!r}, and {name} requests no GPU, so Ray would assign none",
+                              f"add a share such as num_gpus=0.25, or give {option}='cpu'", (option, name))
             elif place >= max(1, share):
-                yield (f"{option}={device!r} is GPU {place}, counted from 0, of the GPUs that Ray assigns to each "
-                       f"worker, and {name} asks for num_gpus={share:g}; 'cuda' is the first assigned GPU; give "
-                       f"{option}='cuda'")
+                yield Problem(
+                    f"{option}={device!r} is GPU {place}, counted from 0, of the GPUs that Ray assigns to each worker, "
+                    f"and {name} asks for num_gpus={share:g}; 'cuda' is the first assigned GPU",
+                    f"give {option}='cuda'", (option, name))

@@ -12,9 +12,10 @@ from pytorchrl.scheme.options.base import as_keywords, build, check_execution
 from pytorchrl.scheme.options.collection import Collection
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.options.run import SupervisorOptions
-from pytorchrl.scheme.options.settings import collection_of
+from pytorchrl.scheme.options.settings import collection_of, numbers_problems
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.transport.encoder import GRADS, Compression
+from pytorchrl.support.problems import raise_all
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -85,11 +86,8 @@ class GWorkerRecipe:
 
     def check(self) -> None:
         """Raise `ConfigError` if the options of the worker sets contradict each other."""
-        numbers, shards = self.collection.num_col_workers, self.replay_workers_factory
-        if isinstance(numbers, tuple) and len(numbers) != self.options.num_grad_workers:
-            raise ConfigError(f"num_col_workers has {len(numbers)} numbers for {self.options.num_grad_workers} "
-                              f"gradient workers, got {numbers}; give one for each")
-        col = self.col_workers_factory
+        raise_all(numbers_problems(self.collection, self.options))
+        col, shards = self.col_workers_factory, self.replay_workers_factory
         if shards is not None and (shards.algo_factory, shards.actor_factory, shards.storage_factory) != (
                 col.algo_factory, col.actor_factory, col.storage_factory):
             raise ConfigError("replay_workers_factory and col_workers_factory have different agents; give both the "

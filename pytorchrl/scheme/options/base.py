@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NoReturn, TypeVar
 
 from pytorchrl.agent.names import refuse_unknown
 from pytorchrl.agent.options import Options, option
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.scheme.transport.encoder import Compression
+from pytorchrl.support.problems import raise_all
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -71,29 +73,33 @@ def check_execution(level: str, execution: Execution | str, num_workers: int) ->
     return execution
 
 
-def check_resources(name: str, resources: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if the amount of a resource is invalid, or if the name of a resource seems misspelled.
+def check_resources(name: str, resources: Mapping[str, object]) -> Mapping[str, object]:
+    """Return `resources`; raise `ConfigError` if an amount is invalid, or if the name of a resource seems misspelled.
 
     Args:
         name: Name of the option that has the value `resources`, for the error message.
         resources: The amount of each resource, by name. Names that Ray does not know are custom resources of a cluster.
     """
-    problems = []
+    problems: list[Problem] = []
     for key, amount in resources.items():
         near = [] if key in _RESOURCES else difflib.get_close_matches(str(key), _RESOURCES, n=1)
         if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
-            problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
+            problems.append(Problem(f"{name}[{key!r}] must be a number >= 0, got {amount!r}"))
         elif near:
-            problems.append(f"{name} has {key!r}; did you mean {near[0]!r}?")
+            problems.append(Problem(f"{name} has {key!r}", f"did you mean {near[0]!r}?"))
         elif key == "num_gpus" and amount > 1 and amount != int(amount):
-            problems.append(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}")
+            problems.append(
+                Problem(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}"))
     raise_all(problems)
+    return resources
 
 
-def raise_all(problems: Iterable[str]) -> None:
-    """Raise one `ConfigError` that names all problems; do nothing if there are none."""
-    if texts := list(dict.fromkeys(problems)):
-        raise ConfigError("; ".join(texts))
+def check_codec(kind: str) -> Callable[[bool | str], bool | str]:
+    """Return a function that returns the value of `compress_<kind>_to_send`, and refuses codecs that cannot be used."""
+    def check(value: bool | str) -> bool | str:
+        Compression.of(kind, value)
+        return value
+    return check
 
 
 class Kind(Options):
@@ -102,10 +108,8 @@ class Kind(Options):
     For example, collection is a level of a scheme, and asynchronous collection is one of its kinds.
     """
 
-    title: ClassVar[str]
-    """Name of the kind in error messages, such as "asynchronous collection"."""
-    chosen_by: ClassVar[str]
-    """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
+    chosen: ClassVar[tuple[str, ...]]
+    """Conditions under which flat keywords choose the kind, such as "with col_communication='asynchronous'"."""
     instead: ClassVar[Mapping[str, str]] = {}
     """For some options of the kind, text that is appended to the error if the option is given with another kind."""
 

@@ -5,12 +5,13 @@ A kind inherits the options of the collection workers, the collector thread and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 from pytorchrl.agent.options import Options, option
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 from pytorchrl.runtime import DEFAULT_RESOURCES
 from pytorchrl.scheme.options.base import (
     PARALLEL,
@@ -19,12 +20,15 @@ from pytorchrl.scheme.options.base import (
     Execution,
     Kind,
     QueueOptions,
+    check_codec,
     check_resources,
 )
 from pytorchrl.scheme.options.gradients import GWorkerOptions, MicrobatchCollectionOptions, MicrobatchOptions
 from pytorchrl.scheme.options.replay import RWorkerSetOptions
-from pytorchrl.scheme.transport.encoder import DATA, Compression
+from pytorchrl.scheme.transport.encoder import DATA
 
+# The options that choose the kind of collection.
+_CHOICES = ("col_communication", "num_replay_workers")
 INITIAL_PRIORITIES = ("max", "worker")
 INFERENCE = ("worker", "central")
 QUEUE_POLICIES = ("block", "drop_oldest", "drop_newest")
@@ -44,10 +48,12 @@ class CWorkerOptions(Options):
         None, help="Where collection runs: \"Central\" in the gradient worker's process, \"Parallel\" in remote "
         "workers, even if there is only one. None: \"Central\" for one collection worker, \"Parallel\" for several.")
     compress_data_to_send: bool | str = option(
-        False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 if that "
+        False, check=check_codec(DATA),
+        help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 if that "
         "saves time.")
     col_worker_resources: Mapping[str, float] = option(
         default_factory=lambda: dict(DEFAULT_RESOURCES),
+        check=partial(check_resources, "col_worker_resources"),
         help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers "
         "that compute on a GPU, and is reduced to the available resources.")
     col_device: str | None = option(
@@ -65,20 +71,20 @@ class CWorkerOptions(Options):
         None, low=1, help="With central inference, the number of collection workers whose actions are chosen together; "
         "None: half of them, so that one half steps while actions are chosen for the other.")
 
-    def __post_init__(self) -> None:
-        """Refuse invalid resources, unusable codecs (unknown, not installed or lossy), and options without effect."""
-        super().__post_init__()
-        check_resources("col_worker_resources", self.col_worker_resources)
-        Compression.of(DATA, self.compress_data_to_send)
+    def contradictions(self) -> Iterator[Problem]:
+        """Refuse options that need central inference, and options that contradict it."""
+        yield from super().contradictions()
         if not self.infers_centrally:
-            self._refuse_changed(["inference_batch"], "inference='central'")
+            yield from self._without_effect(["inference_batch"], "inference='central'", "inference")
             return
         if self.compress_data_to_send:
-            raise ConfigError("inference='central' contradicts compress_data_to_send: rollouts are assembled in the "
-                              "process that uses them, and never sent; leave one of the two options out")
+            yield Problem("inference='central' contradicts compress_data_to_send: rollouts are assembled in the "
+                          "process that uses them, and never sent", "leave one of the two options out",
+                          ("inference", "compress_data_to_send"))
         if self.inference_batch is not None and self.inference_batch > min(self.numbers()):
-            raise ConfigError(f"inference_batch must not exceed the number of collection workers, got "
-                              f"{self.inference_batch} > {min(self.numbers())}")
+            yield Problem(
+                f"inference_batch must not exceed the number of collection workers, got {self.inference_batch} > "
+                f"{min(self.numbers())}", "lower inference_batch", ("inference_batch", "num_col_workers"))
 
     @property
     def infers_centrally(self) -> bool:
@@ -135,12 +141,13 @@ class BarrierOptions(Options):
         "collects its rest at the start of the next round, so that all workers contribute equally many steps; with "
         "\"cut\", slow workers contribute fewer steps.")
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse options for preempted workers if no worker is ever preempted."""
-        super().__post_init__()
+        yield from super().contradictions()
         if self.col_fraction_workers == 1.0:
-            self._refuse_changed(["fraction_samples", "on_straggler"], "col_fraction_workers < 1, because no "
-                                 "worker is stopped otherwise")
+            yield from self._without_effect(
+                ["fraction_samples", "on_straggler"], "col_fraction_workers < 1, because no worker is stopped "
+                "otherwise", "col_fraction_workers")
 
     @property
     def finishes_stragglers(self) -> bool:
@@ -160,11 +167,12 @@ class OnArrivalOptions(Options):
         None, low=1, help="Number of env steps after which a collection worker receives the newest weights; "
         "replaces broadcast_interval.")
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse `broadcast_interval` together with `max_weight_sync_delay`."""
-        super().__post_init__()
+        yield from super().contradictions()
         if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
-            raise ConfigError("max_weight_sync_delay replaces broadcast_interval; set only one of them")
+            yield Problem("max_weight_sync_delay replaces broadcast_interval", "set only one of them",
+                          ("max_weight_sync_delay", "broadcast_interval"))
 
     @property
     def longest_interval(self) -> int:
@@ -205,23 +213,22 @@ class SampleQueueOptions(QueueOptions):
         "drop", choices=LAG_POLICIES, help="Treatment of rollouts that exceed max_policy_lag: \"drop\" drops "
         "them; \"wait\" also delays requests for rollouts that would be too old at their first use.")
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other."""
-        super().__post_init__()
-        is_circular, waits = self.buffer == "circular", self.on_policy_lag == "wait"
-        problems = [text for wrong, text in (
-            ((self.replay_proportion > 0) != bool(self.replay_slots),
-             f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together; give "
-             "both or none"),
-            (self.ramp is not None and is_circular,
-             f"ramp={self.ramp} is for buffer='ring', and has no effect with buffer='circular'; leave ramp out"),
-            (waits and self.max_policy_lag is None, "on_policy_lag='wait' needs max_policy_lag, got None"),
-            (waits and is_circular,
-             "on_policy_lag='wait' counts future uses, which buffer='circular' draws at random; give "
-             "on_policy_lag='drop'"),
-        ) if wrong]
-        if problems:
-            raise ConfigError("; ".join(problems))
+        yield from super().contradictions()
+        if (self.replay_proportion > 0) != bool(self.replay_slots):
+            yield Problem(
+                f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together",
+                "give both or none", ("replay_proportion", "replay_slots"))
+        if self.ramp is not None and self.buffer == "circular":
+            yield Problem(f"ramp={self.ramp} is for buffer='ring', and has no effect with buffer='circular'",
+                          "leave ramp out", ("ramp", "buffer"))
+        if self.on_policy_lag == "wait" and self.max_policy_lag is None:
+            yield Problem("on_policy_lag='wait' needs max_policy_lag, got None",
+                          "give max_policy_lag, or leave on_policy_lag out", ("on_policy_lag", "max_policy_lag"))
+        if self.on_policy_lag == "wait" and self.buffer == "circular":
+            yield Problem("on_policy_lag='wait' counts future uses, which buffer='circular' draws at random",
+                          "give on_policy_lag='drop'", ("on_policy_lag", "buffer"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,30 +245,33 @@ class SynchronousCollection(
         CWorkerOptions, CollectorOptions, BarrierOptions, MicrobatchCollectionOptions, GWorkerOptions, Kind):
     """Collection that alternates with learning; all collection workers act with the weights of the latest update."""
 
-    title: ClassVar[str] = "synchronous collection"
-    chosen_by: ClassVar[str] = "col_communication='synchronous'"
+    chosen: ClassVar[tuple[str, ...]] = ("with col_communication='synchronous'", "without num_replay_workers")
 
     @property
     def collects_microbatches(self) -> bool:
         """Whether a train batch is collected in microbatches."""
         return None not in (self.train_batch_size, self.microbatch_size)
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other or have no effect."""
-        super().__post_init__()
+        yield from super().contradictions()
         if self.infers_centrally:
-            raise ConfigError("inference='central' is for asynchronous collection; give "
-                              "col_communication='asynchronous', or backend='async' of the environments, with which "
-                              "one worker acts for environments in several processes")
-        _check_sizes(self.train_batch_size, self.microbatch_size)
+            yield Problem(
+                "inference='central': only with col_communication='asynchronous'", "give that, or backend='async' of "
+                "the environments, with which one worker acts for environments in several processes",
+                ("inference", *_CHOICES))
+        yield from _problems_of_sizes(self.train_batch_size, self.microbatch_size)
         if not self.collects_microbatches:
-            given = [f"{name}={getattr(self, name)!r}" for name in ("prefetch", "norm_over") if name in self.changed()]
-            if given:
-                raise ConfigError(f"{', '.join(given)} is for synchronous collection in microbatches; give "
-                                  "train_batch_size and microbatch_size, or leave it out")
+            for name in ("prefetch", "norm_over"):
+                if name in self.changed():
+                    yield Problem(
+                        f"{name}={getattr(self, name)!r}: only in microbatches, with train_batch_size and "
+                        "microbatch_size", f"give both, or leave {name} out",
+                        (name, "train_batch_size", "microbatch_size"))
         elif self.prefetch == 1 and self.col_fraction_workers < 1.0:
-            raise ConfigError("prefetch=1 contradicts col_fraction_workers < 1: slow workers are not preempted while "
-                              "a gradient is computed; leave one of them out")
+            yield Problem(
+                "prefetch=1 contradicts col_fraction_workers < 1: slow workers are not preempted while a gradient is "
+                "computed", "leave one of them out", ("prefetch", "col_fraction_workers"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,20 +280,22 @@ class AsynchronousCollection(
         Kind):
     """Collection that runs during learning; it pauses only if `queue_policy` or `on_policy_lag` requires a wait."""
 
-    title: ClassVar[str] = "asynchronous collection without replay workers"
-    chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"
+    chosen: ClassVar[tuple[str, ...]] = ("with col_communication='asynchronous'", "without num_replay_workers")
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other."""
-        super().__post_init__()
-        _check_inference(self)
-        _check_sizes(self.train_batch_size, self.microbatch_size)
+        yield from super().contradictions()
+        yield from _problems_of_inference(self)
+        yield from _problems_of_sizes(self.train_batch_size, self.microbatch_size)
         if self.on_policy_lag == "wait" and self.infers_centrally:
-            raise ConfigError("on_policy_lag='wait' contradicts inference='central', whose weights change within a "
-                              "rollout; give on_policy_lag='drop'")
+            yield Problem(
+                "on_policy_lag='wait' contradicts inference='central', whose weights change within a rollout",
+                "give on_policy_lag='drop'", ("on_policy_lag", "inference"))
         if self.on_policy_lag == "wait" and (self.broadcast_interval, self.max_weight_sync_delay) != (1, None):
-            raise ConfigError("on_policy_lag='wait' requires that every rollout is collected with the newest weights; "
-                              "leave out broadcast_interval and max_weight_sync_delay")
+            yield Problem(
+                "on_policy_lag='wait' requires that every rollout is collected with the newest weights",
+                "leave out broadcast_interval and max_weight_sync_delay",
+                ("on_policy_lag", "broadcast_interval", "max_weight_sync_delay"))
 
     @property
     def longest_interval(self) -> int:
@@ -301,27 +313,26 @@ class ReplayCollection(
         ReplayCWorkerOptions, CollectorOptions, OnArrivalOptions, RWorkerSetOptions, GWorkerOptions, Kind):
     """Collection into replay shards, from which the learner samples its batches."""
 
-    title: ClassVar[str] = "asynchronous collection with replay workers"
-    chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
-    instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; give start_steps of the algorithm instead"}
+    chosen: ClassVar[tuple[str, ...]] = ("with col_communication='asynchronous'", "with num_replay_workers")
+    instead: ClassVar[Mapping[str, str]] = {"learning_starts": ", and give start_steps of the algorithm instead"}
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other."""
-        super().__post_init__()
-        _check_inference(self)
+        yield from super().contradictions()
+        yield from _problems_of_inference(self)
 
 
 Collection: TypeAlias = SynchronousCollection | AsynchronousCollection | ReplayCollection
 COLLECTION_KINDS = (SynchronousCollection, AsynchronousCollection, ReplayCollection)
 
 
-def _check_inference(collection: AsynchronousCollection | ReplayCollection) -> None:
+def _problems_of_inference(collection: AsynchronousCollection | ReplayCollection) -> Iterator[Problem]:
     if collection.infers_centrally and "col_in_flight" in collection.changed():
-        raise ConfigError(f"col_in_flight={collection.col_in_flight} is for inference='worker': with central "
-                          "inference, each worker has one request, a step, at a time; leave it out")
+        yield Problem(f"col_in_flight={collection.col_in_flight} is for inference='worker': with central inference, "
+                      "each worker has one request, a step, at a time", "leave it out", ("col_in_flight", "inference"))
 
 
-def _check_sizes(train_batch_size: int | None, microbatch_size: int | None) -> None:
+def _problems_of_sizes(train_batch_size: int | None, microbatch_size: int | None) -> Iterator[Problem]:
     if train_batch_size is not None and microbatch_size is not None and microbatch_size > train_batch_size:
-        raise ConfigError(f"microbatch_size must not exceed train_batch_size, got {microbatch_size} > "
-                          f"{train_batch_size}")
+        yield Problem(f"microbatch_size must not exceed train_batch_size, got {microbatch_size} > {train_batch_size}",
+                      "lower microbatch_size", ("microbatch_size", "train_batch_size"))

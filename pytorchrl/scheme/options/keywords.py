@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 from pytorchrl.scheme.options.base import Communication, Execution
 from pytorchrl.scheme.options.run import RuntimeKind
+from pytorchrl.support.problems import raise_all
 
 
 class CollectionKeywords(TypedDict, total=False):
@@ -122,8 +123,7 @@ def refuse_other_levels(function: str, given: Iterable[str]) -> None:
         homes = [home for home, (keywords, more) in _FACTORIES.items() if name in {*keywords.__annotations__, *more}]
         if homes and function not in homes:
             problems.append(f"{function} does not accept {name}; give it to {' or '.join(homes)}")
-    if problems:
-        raise ConfigError("; ".join(problems))
+    raise_all(map(Problem, problems))
 
 
 class StorageKeywords(TypedDict, total=False):

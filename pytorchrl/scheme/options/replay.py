@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import Problem
 from pytorchrl.scheme.options.base import PrefetchOptions, QueueOptions, check_resources
 
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
@@ -26,7 +27,8 @@ class RWorkerSetOptions(QueueOptions, PrefetchOptions):
         1, low=1, help="Replay shards of each gradient worker, each with an equal share of the storage's size. A "
         "single shard is a thread of the gradient worker's process; several shards are remote.")
     replay_worker_resources: Mapping[str, float] = option(
-        default_factory=lambda: dict(FREE), help="Ray resources of each remote replay shard.")
+        default_factory=lambda: dict(FREE), check=partial(check_resources, "replay_worker_resources"),
+        help="Ray resources of each remote replay shard.")
     size: int | None = option(
         None, low=1, help="Total capacity of all shards in env steps. It must be set for replay of whole rollouts; "
         "for other storages, it replaces the storage's own option `size`.")
@@ -47,15 +49,15 @@ class RWorkerSetOptions(QueueOptions, PrefetchOptions):
         None, low=0.0, exclusive=True, help="Largest ratio of env steps consumed to env steps collected; above it, "
         "learning waits for collection. None: no limit.")
 
-    def __post_init__(self) -> None:
-        """Refuse invalid resources, resources for a local shard, and `min_replay_ratio` > `max_replay_ratio`."""
-        super().__post_init__()
-        check_resources("replay_worker_resources", self.replay_worker_resources)
+    def contradictions(self) -> Iterator[Problem]:
+        """Refuse resources for a local shard, and `min_replay_ratio` > `max_replay_ratio`."""
+        yield from super().contradictions()
         if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:
-            raise ConfigError("replay_worker_resources is for remote shards, but with num_replay_workers=1 the "
-                              "shard is a thread of the gradient worker's process; set num_replay_workers to 2 or "
-                              "more, or leave replay_worker_resources out")
+            yield Problem(
+                "replay_worker_resources is for remote shards, but with num_replay_workers=1 the shard is a thread of "
+                "the gradient worker's process", "set num_replay_workers to 2 or more, or leave "
+                "replay_worker_resources out", ("replay_worker_resources", "num_replay_workers"))
         low, high = self.min_replay_ratio, self.max_replay_ratio
         if low is not None and high is not None and low > high:
-            raise ConfigError(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning "
-                              "would wait for each other; lower min_replay_ratio")
+            yield Problem(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning would wait "
+                          "for each other", "lower min_replay_ratio", ("min_replay_ratio", "max_replay_ratio"))

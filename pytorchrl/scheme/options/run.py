@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeAlias
 
 from pytorchrl.agent.options import Options, option
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.runtime import RUNTIMES, ProcessRuntime, RayRuntime, SimulatedRuntime, ThreadRuntime
+from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.options.base import Kind
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
+
+
+def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Make the path in the option `name` absolute; keep None, and raise `ConfigError` for an empty path."""
+    if path is None:
+        return None
+    if not os.fspath(path):
+        raise ConfigError(f"{name} must be the path of a file or None, got {path!r}")
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +41,8 @@ class RuntimeName(Options):
 class ProcessOptions(Options):
     """Options of the learner's process; the number of threads and the seed also apply to the workers."""
 
-    device: str | None = option(None, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
+    device: str | None = option(
+        None, check=check_device, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
     num_threads: int = option(1, low=1, help="Torch threads of every worker, including the learner.")
     seed: int | None = option(
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
@@ -51,32 +63,28 @@ class ProcessOptions(Options):
 class Ray(Kind, RayRuntime.Options):
     """Runtime in which remote workers are processes of a Ray cluster."""
 
-    title: ClassVar[str] = "the Ray runtime"
-    chosen_by: ClassVar[str] = "runtime='ray' and remote workers"
+    chosen: ClassVar[tuple[str, ...]] = ("with runtime='ray' and remote workers",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes(Kind, ProcessRuntime.Options):
     """Runtime in which remote workers are processes on this machine, without Ray."""
 
-    title: ClassVar[str] = "the processes runtime"
-    chosen_by: ClassVar[str] = "runtime='processes'"
+    chosen: ClassVar[tuple[str, ...]] = ("with runtime='processes'",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threads(Kind, ThreadRuntime.Options):
     """Runtime in which all workers are threads of this process."""
 
-    title: ClassVar[str] = "the threads runtime"
-    chosen_by: ClassVar[str] = "runtime='threads'"
+    chosen: ClassVar[tuple[str, ...]] = ("with runtime='threads'",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated(Kind, SimulatedRuntime.Options):
     """Runtime in which all workers run in this process, one at a time, on a virtual clock."""
 
-    title: ClassVar[str] = "the simulated runtime"
-    chosen_by: ClassVar[str] = "runtime='simulated'"
+    chosen: ClassVar[tuple[str, ...]] = ("with runtime='simulated'",)
 
 
 RuntimeKind: TypeAlias = Ray | Processes | Threads | Simulated
@@ -101,25 +109,16 @@ class RecordOptions(Options):
     """Options for recording and replaying a run."""
 
     record: str | os.PathLike[str] | None = option(
-        None, help="New file in which to record the events that, together with the seed, determine the run, such "
+        None, check=partial(_absolute, "record"),
+        help="New file in which to record the events that, together with the seed, determine the run, such "
         "as the order in which messages arrive. It is written up to four times a second.")
     replay: str | os.PathLike[str] | None = option(
-        None, help="File that `record` wrote. The run is repeated bit for bit, to its end, in the simulated "
+        None, check=partial(_absolute, "replay"),
+        help="File that `record` wrote. The run is repeated bit for bit, to its end, in the simulated "
         "runtime; the first event that cannot be repeated raises an error.")
 
-    def __post_init__(self) -> None:
-        """Make paths absolute; raise `ConfigError` if `record` and `replay` are both given."""
-        super().__post_init__()
-        for name in ("record", "replay"):
-            object.__setattr__(self, name, _absolute(name, getattr(self, name)))
+    def contradictions(self) -> Iterator[Problem]:
+        """Refuse to record a run that is replayed."""
+        yield from super().contradictions()
         if self.record is not None and self.replay is not None:
-            raise ConfigError("record and replay exclude each other; leave one out")
-
-
-def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Make the path in the option `name` absolute; keep None, and raise `ConfigError` for an empty path."""
-    if path is None:
-        return None
-    if not os.fspath(path):
-        raise ConfigError(f"{name} must be the path of a file or None, got {path!r}")
-    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+            yield Problem("record and replay exclude each other", "leave one out", ("record", "replay"))

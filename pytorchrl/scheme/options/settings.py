@@ -19,24 +19,21 @@ from pytorchrl.agent.names import Known, refuse_unknown
 from pytorchrl.agent.option_values.descriptions import to_json
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Options
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.runtime import RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
-from pytorchrl.scheme.devices import check_device
+from pytorchrl.scheme.devices import CPU
 from pytorchrl.scheme.options.base import (
     ASYNC,
     CENTRAL,
     PARALLEL,
     SYNC,
-    Communication,
     Kind,
     OptionsT,
     PrefetchOptions,
     QueueOptions,
     as_keywords,
-    build,
     check_execution,
     own_names,
-    raise_all,
 )
 from pytorchrl.scheme.options.collection import (
     COLLECTION_KINDS,
@@ -80,6 +77,7 @@ from pytorchrl.scheme.options.updates import (
     SynchronousGradients,
     UWorkerOptions,
 )
+from pytorchrl.support.problems import Problems, problems_in
 
 KindT = TypeVar("KindT", bound=Kind)
 
@@ -145,7 +143,7 @@ class Settings:
     @classmethod
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: GradientKind | None = None, runtime: RuntimeKind | str | None = None,
-                      supervision: SupervisorOptions | None = None) -> tuple[Settings | None, list[str]]:
+                      supervision: SupervisorOptions | None = None) -> tuple[Settings, Problems]:
         """Build settings from flat keywords and, for some levels, from an object with all options of the level.
 
         Args:
@@ -157,21 +155,20 @@ class Settings:
             supervision: Options for the handling of lost workers; None: built from the keywords.
 
         Returns:
-            The settings, or None if a value is not allowed; and a list of all problems. A problem is a value that is
-            not allowed, an option that has no effect, a keyword for a level whose object of options is given, too, or
-            a contradiction within a level.
-
-        Raises:
-            ConfigError: A name is unknown.
+            The settings, and the problems. A problem is an unknown name, a value that is not allowed (in the
+            settings, the default takes its place), an option that has no effect, a keyword for a level whose object of
+            options is given, too, or a contradiction between the options that choose a kind.
         """
-        refuse_unknown(given, known_keywords(), "Scheme has no option")
         reader = KeywordReader(given)
+        reader.drop_unknown("Scheme", known_keywords())
         if collection is None:
-            collection = reader.choose(collection_kind(reader), COLLECTION_KINDS)
+            collection = reader.choose(collection_kind(reader), COLLECTION_KINDS, "col_communication",
+                                       "num_replay_workers")
         else:
             reader.refuse("collection", ("col_communication", *_names_of(COLLECTION_KINDS)))
         if gradients is None:
-            gradients = reader.choose(gradient_kind(reader), GRADIENT_KINDS)
+            gradients = reader.choose(gradient_kind(reader), GRADIENT_KINDS, "grad_communication",
+                                      "distribute_gradients")
         else:
             reader.refuse("gradients", ("grad_communication", "distribute_gradients", *_names_of(GRADIENT_KINDS)))
         if supervision is None:
@@ -180,19 +177,16 @@ class Settings:
             reader.refuse("supervision", _names_of((SupervisorOptions,)))
         updates, recording = reader.read(UWorkerOptions), reader.read(RecordOptions)
         process = reader.read(ProcessOptions)
+        process = replace(process, device=process.device or CPU)
         collection = reader.with_execution(collection, "col")
         gradients = reader.with_execution(gradients, "grad")
-        if collection is None or gradients is None or recording is None:
-            return None, reader.problems
-        is_remote = collection.is_parallel or gradients.is_parallel or _num_shards(collection) > 1
         if runtime is None or isinstance(runtime, str):
+            is_remote = collection.is_parallel or gradients.is_parallel or _num_shards(collection) > 1
             kind = _runtime_kind(reader, runtime, is_remote, recording.replay is not None)
-            runtime = None if kind is None else reader.choose(kind, tuple(RUNTIME_KINDS.values()))
+            runtime = reader.choose(kind, tuple(RUNTIME_KINDS.values()), "runtime", "num_col_workers",
+                                    "num_grad_workers", "col_execution", "grad_execution")
         else:
             reader.refuse("runtime", _names_of(tuple(RUNTIME_KINDS.values())))
-        if updates is None or supervision is None or process is None or runtime is None:
-            return None, reader.problems
-        process = replace(process, device=check_device(process.device))
         return cls(collection=collection, gradients=gradients, updates=updates, runtime=runtime,
                    supervision=supervision, recording=recording, process=process), reader.problems
 
@@ -251,8 +245,10 @@ def _num_shards(collection: Collection) -> int:
     return collection.num_replay_workers if isinstance(collection, ReplayCollection) else 0
 
 
-def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
-    """Return an error message for each given option that the chosen kind lacks, but one of its alternatives has.
+def misplaced(
+        given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]], choices: Sequence[str],
+) -> list[Problem]:
+    """Return a problem for each given option that the chosen kind lacks, but one of its alternatives has.
 
     An option that is given with its default value is accepted.
 
@@ -260,6 +256,7 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
         given: Values of the given options, by name.
         chosen: The chosen kind, such as the class of options of asynchronous collection.
         kinds: The chosen kind and its alternatives, such as all kinds of collection.
+        choices: Names of the options that choose the kind.
     """
     problems = []
     for name, value in given.items():
@@ -268,68 +265,113 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
             continue
         declaration = homes[0].declarations()[name]
         if problem := declaration.problem(value):
-            problems.append(problem)
+            problems.append(Problem(problem, options=(name,)))
         elif value != declaration.default:
-            problems.append(
-                f"{name}={to_python(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
-                f"{chosen.title}; give {' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} "
-                f"out{homes[0].instead.get(name, '')}")
+            # For each kind with this option, the conditions that the chosen kind lacks; if possible, those in common.
+            lacking = [[each for each in home.chosen if each not in chosen.chosen] for home in homes]
+            common = [each for each in lacking[0] if all(each in conditions for conditions in lacking)]
+            only = " or ".join(" and ".join(conditions) for conditions in ([common] if common else lacking))
+            problems.append(Problem(
+                f"{name}={to_python(value)}: only {only}",
+                f"change that, or leave {name} out{homes[0].instead.get(name, '')}", (name, *choices)))
     return problems
 
 
 class KeywordReader:
-    """Builds options from keyword arguments of `Scheme`, and collects the messages of all errors in `problems`."""
+    """Builds options from keyword arguments of `Scheme`, and collects all problems.
+
+    Contradictions between options of the same level are not problems for the reader: the options are built
+    nevertheless, and `check` reports the contradictions.
+
+    Attributes:
+        given: The keyword arguments.
+        problems: The problems.
+    """
 
     def __init__(self, given: Mapping[str, object]) -> None:
-        self.given, self.problems = dict(given), list[str]()
+        self.given, self.problems = dict(given), Problems()
 
-    def read(self, options: type[OptionsT]) -> OptionsT | None:
-        """Return an object of the class `options`; if a value is not allowed, record the problem and return None."""
-        try:
-            return build(options, self.given)
-        except ConfigError as error:
-            self.problems.append(str(error))
-            return None
+    def drop_unknown(self, owner: str, known: Known) -> None:
+        """Remove the keywords that are not in `known`; each is a problem of `owner`."""
+        for problem in problems_in(refuse_unknown, self.given, known, f"{owner} has no option"):
+            self.problems.wrong(problem)
+        self.given = {name: value for name, value in self.given.items() if name in known}
 
-    def choose(self, kind: type[KindT], kinds: Sequence[type[KindT]]) -> KindT | None:
-        """Build options of class `kind`; record a problem for each given keyword that only other `kinds` have."""
-        self.problems += misplaced(self.given, kind, kinds)
-        return self.read(kind)
+    def read(self, options: type[OptionsT]) -> OptionsT:
+        """Return an object of the class `options`; wrong values are problems, and are replaced by defaults."""
+        names = options.declarations()
+        built = self.problems.build(options, {name: value for name, value in self.given.items() if name in names})
+        assert built is not None, f"{options.__name__} has an option without a default"
+        return built
+
+    def choose(self, kind: type[KindT], kinds: Sequence[type[KindT]], *choices: str) -> KindT:
+        """Build options of class `kind`; each given keyword that only other `kinds` have is a problem.
+
+        Args:
+            kind: The chosen kind.
+            kinds: All kinds of the level.
+            choices: Names of the options that choose the kind.
+        """
+        options = self.read(kind)
+        self.problems.add(misplaced(self.given, kind, kinds, choices))
+        return options
 
     def refuse(self, level: str, names: Iterable[str]) -> None:
-        """Record a problem if a keyword in `names` was given in addition to an object with the options of `level`."""
+        """Add a problem if a keyword in `names` was given in addition to an object with the options of `level`."""
         if both := [name for name in names if name in self.given]:
-            self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
-                                 f"as an option of {level}, or leave {level} out")
+            self.problems.add([Problem(
+                f"{', '.join(both)} and {level}= are two forms of the same settings",
+                f"give {both[0]} as an option of {level}, or leave {level} out", tuple(both))])
 
-    def with_execution(self, options: Any, level: str) -> Any:  # `options`: an object of a subclass of `Kind`, or None
+    def with_execution(self, options: Any, level: str) -> Any:  # `options`: an object of a subclass of `Kind`
         """Return `options`, with a default for `{level}_execution`: "Parallel" for several workers, "Central" for one.
 
-        If a given `{level}_execution` contradicts the number of workers, a problem is recorded.
+        If a given `{level}_execution` contradicts the number of workers, a problem is added.
         """
-        if options is None:
-            return None
         name, count = f"{level}_execution", options.num_workers
         execution = getattr(options, name)
         if execution is None:
-            return replace(options, **{name: PARALLEL if count > 1 else CENTRAL})
-        try:
-            check_execution(level, execution, count)
-        except ConfigError as error:
-            self.problems.append(str(error))
+            return changed(options, **{name: PARALLEL if count > 1 else CENTRAL})
+        found = problems_in(check_execution, level, execution, count)
+        self.problems.add(replace(problem, options=(name, f"num_{level}_workers")) for problem in found)
         return options
+
+
+def numbers_problems(collection: Collection, gradients: GWorkerSetOptions) -> list[Problem]:
+    """Return a problem if `num_col_workers` is a tuple that does not have a number for each gradient worker."""
+    numbers = collection.num_col_workers
+    if not isinstance(numbers, tuple) or len(numbers) == gradients.num_grad_workers:
+        return []
+    return [Problem(
+        f"num_col_workers has {len(numbers)} numbers for {gradients.num_grad_workers} gradient workers, got {numbers}",
+        "give one for each", ("num_col_workers", "num_grad_workers"))]
+
+
+def changed(options: OptionsT, **values: object) -> OptionsT:
+    """Return a copy of options with other values, even if the options contradict each other.
+
+    Raises:
+        ConfigError: A value is not allowed.
+    """
+    try:
+        return replace(options, **values)
+    except ConfigError as error:
+        if not isinstance(error.contradictory, type(options)):
+            raise
+        return error.contradictory
 
 
 def collection_kind(reader: KeywordReader) -> type[Collection]:
     """Return the kind of collection that the keywords in `reader` select; add any problem to `reader.problems`."""
     pattern = reader.read(CollectionPattern)
-    is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
+    is_asynchronous = pattern.col_communication is ASYNC
     if reader.given.get("num_replay_workers") is None:
         reader.given.pop("num_replay_workers", None)
         return AsynchronousCollection if is_asynchronous else SynchronousCollection
-    if pattern is not None and not is_asynchronous:
-        reader.problems.append("num_replay_workers needs col_communication='asynchronous', because shards are filled "
-                               "during learning")
+    if not is_asynchronous:
+        reader.problems.add([Problem(
+            "num_replay_workers needs col_communication='asynchronous', because shards are filled during learning",
+            "give that, or leave num_replay_workers out", ("num_replay_workers", "col_communication"))])
     return ReplayCollection
 
 
@@ -341,39 +383,25 @@ def collection_of(given: Mapping[str, object]) -> Collection:
             problems.
     """
     known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
-    refuse_unknown(given, {name: ("scheme", name) for name in known}, "GWorkerSet has no option")
     reader = KeywordReader(given)
-    collection = reader.with_execution(reader.choose(collection_kind(reader), COLLECTION_KINDS), "col")
-    raise_all(reader.problems)
-    found: Collection = collection
-    return found
-
-
-def default_collection(communication: Communication, fraction_workers: float, *, has_shards: bool) -> Collection:
-    """Return the default options of collection, for a gradient worker that a user builds without `collection`.
-
-    Args:
-        communication: Whether collection is synchronous or asynchronous.
-        fraction_workers: Share of the collection workers that must finish a round before the other workers are
-            preempted.
-        has_shards: Whether rollouts are stored in replay shards.
-    """
-    if has_shards:
-        return ReplayCollection()
-    if communication is ASYNC:
-        return AsynchronousCollection()
-    return SynchronousCollection(col_fraction_workers=fraction_workers)
+    reader.drop_unknown("GWorkerSet", {name: ("scheme", name) for name in known})
+    kind = collection_kind(reader)
+    collection: Collection = reader.with_execution(
+        reader.choose(kind, COLLECTION_KINDS, "col_communication", "num_replay_workers"), "col")
+    reader.problems.add(collection.contradictions())
+    reader.problems.raise_all()
+    return collection
 
 
 def gradient_kind(reader: KeywordReader) -> type[GradientKind]:
     """Return the class of gradient options that the keywords in `reader` select; add problems to `reader.problems`."""
     pattern = reader.read(GradientPattern)
-    if pattern is None:
-        return SynchronousGradients
     is_asynchronous = pattern.grad_communication is ASYNC
     if pattern.distribute_gradients and is_asynchronous:
-        reader.problems.append("distribute_gradients=True contradicts grad_communication='asynchronous': gradient "
-                               "workers that average among themselves wait for each other; leave one of the two out")
+        reader.problems.add([Problem(
+            "distribute_gradients=True contradicts grad_communication='asynchronous': gradient workers that average "
+            "among themselves wait for each other", "leave one of the two out",
+            ("distribute_gradients", "grad_communication"))])
     if pattern.distribute_gradients:
         return DecentralisedGradients
     return AsynchronousGradients if is_asynchronous else SynchronousGradients
@@ -389,27 +417,31 @@ def gradients_of(given: Mapping[str, object], options: GWorkerSetOptions) -> Gra
     """
     known = {name for kind in (GradientPattern, *GRADIENT_KINDS) for name in kind.declarations()}
     reader = KeywordReader({**as_keywords(options), **{name: value for name, value in given.items() if name in known}})
-    gradients = reader.with_execution(reader.choose(gradient_kind(reader), GRADIENT_KINDS), "grad")
-    raise_all(reader.problems)
-    found: GradientKind = gradients
-    return found
+    kind = gradient_kind(reader)
+    gradients: GradientKind = reader.with_execution(
+        reader.choose(kind, GRADIENT_KINDS, "grad_communication", "distribute_gradients"), "grad")
+    reader.problems.add(gradients.contradictions())
+    reader.problems.raise_all()
+    return gradients
 
 
-def _runtime_kind(
-    reader: KeywordReader, name: str | None, is_remote: bool, is_replay: bool,
-) -> type[RuntimeKind] | None:
+def _runtime_kind(reader: KeywordReader, name: str | None, is_remote: bool, is_replay: bool) -> type[RuntimeKind]:
+    default = "ray" if is_remote else "threads"
     if name is not None and name not in RUNTIME_KINDS:
-        reader.problems.append(f"runtime must be one of {list(RUNTIME_KINDS)} or None, got {name!r}")
-        return None
+        reader.problems.wrong(Problem(f"runtime must be one of {list(RUNTIME_KINDS)} or None, got {name!r}",
+                                      options=("runtime",)))
+        name = None
     if not is_replay:
-        return RUNTIME_KINDS[name or ("ray" if is_remote else "threads")]
+        return RUNTIME_KINDS[name or default]
     if name not in (None, "simulated"):
-        reader.problems.append("a replay always runs in the simulated runtime, even if the recorded run used another "
-                               f"one; leave out runtime={name!r}")
+        reader.problems.add([Problem(
+            "a replay always runs in the simulated runtime, even if the recorded run used another one",
+            f"leave out runtime={name!r}", ("runtime", "replay"))])
     names = ("schedule_seed", "costs", "placement", "address")
-    ignored = [option for option in names if reader.given.pop(option, None)]
-    reader.problems += [f"{option} would be ignored: the replayed record determines the order of events"
-                        for option in ignored]
+    reader.problems.add(
+        Problem(f"{option} would be ignored: the replayed record determines the order of events",
+                f"leave {option} out", (option, "replay"))
+        for option in names if reader.given.pop(option, None))
     return Simulated
 
 

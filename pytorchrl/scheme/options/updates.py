@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from pytorchrl.agent.options import Options, option
-from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.options.base import SYNC, Communication, Kind
+from pytorchrl.errors import Problem
+from pytorchrl.scheme.options.base import SYNC, Communication, Kind, check_codec
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
+from pytorchrl.scheme.transport.encoder import WEIGHTS
 
 LAG_POLICIES = ("apply", "scale", "drop")
 
@@ -22,13 +23,9 @@ class UWorkerOptions(Options):
         1, low=1, help="Number of updates that one call of `step()` makes; it returns mean statistics over these "
         "updates.")
     compress_weights_to_send: bool | str = option(
-        False, help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: "
+        False, check=check_codec(WEIGHTS),
+        help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: "
         "\"fp16\", \"bf16\"), \"auto\" (\"lz4\" while that saves time) or \"auto:<name>\".")
-
-    def __post_init__(self) -> None:
-        """Refuse a codec that does not exist or is not for weights."""
-        super().__post_init__()
-        Compression.of(WEIGHTS, self.compress_weights_to_send)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +47,12 @@ class AsynchronousUpdatesOptions(Options):
         "\"apply\" applies it unchanged and counts it, \"scale\" multiplies it by (1 + m) / (1 + l), \"drop\" "
         "drops it.")
 
-    def __post_init__(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
         """Refuse a `lag_policy` that has no effect because `max_grad_lag` is None."""
-        super().__post_init__()
+        yield from super().contradictions()
         if self.max_grad_lag is None and self.lag_policy != "apply":
-            raise ConfigError(
-                f"lag_policy={self.lag_policy!r} needs max_grad_lag, got None; set the largest acceptable lag")
+            yield Problem(f"lag_policy={self.lag_policy!r} needs max_grad_lag, got None",
+                          "set the largest acceptable lag", ("lag_policy", "max_grad_lag"))
 
     def is_late(self, lag: int) -> bool:
         """Return whether a lag exceeds `max_grad_lag`."""
@@ -84,8 +81,8 @@ class GradientPattern(Options):
 class SynchronousGradients(GWorkerSetOptions, Kind):
     """Options of synchronous gradients: each update applies the mean gradient of all workers."""
 
-    title: ClassVar[str] = "synchronous gradients"
-    chosen_by: ClassVar[str] = "grad_communication='synchronous'"
+    chosen: ClassVar[tuple[str, ...]] = (
+        "with grad_communication='synchronous'", "without distribute_gradients")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +92,15 @@ class AsynchronousGradients(GWorkerSetOptions, AsynchronousUpdatesOptions, Kind)
     If the only gradient worker is local, a separate thread makes the updates.
     """
 
-    title: ClassVar[str] = "asynchronous gradients"
-    chosen_by: ClassVar[str] = "grad_communication='asynchronous'"
+    chosen: ClassVar[tuple[str, ...]] = (
+        "with grad_communication='asynchronous'", "without distribute_gradients")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecentralisedGradients(GWorkerSetOptions, Kind):
     """Options of decentralised gradients: all gradient workers exchange gradients, and each applies the mean."""
 
-    title: ClassVar[str] = "decentralised gradients"
-    chosen_by: ClassVar[str] = "distribute_gradients=True"
+    chosen: ClassVar[tuple[str, ...]] = ("with distribute_gradients=True",)
 
 
 GradientKind: TypeAlias = SynchronousGradients | AsynchronousGradients | DecentralisedGradients

@@ -10,8 +10,10 @@ from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, prov
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
+from pytorchrl.support.problems import Problems, error_of
 from pytorchrl.support.untyped import UserPart
 
 _DRAWN = {DataKind.TRANSITIONS: "transition", DataKind.SEQUENCES: "sequence", DataKind.OLDER_ROLLOUTS: "batch"}
@@ -85,8 +87,9 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
     if has_priorities(factory, given) != has_priorities(factory, {}):
         kinds: dict[type[ReplayBuffer], type[ReplayBuffer]] = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
         if factory.cls not in kinds:
-            raise ConfigError(f"prioritized={prioritized} is for ReplayBuffer and PERBuffer, but the storage is a "
-                              f"{factory.cls.__name__}; leave prioritized out")
+            raise error_of([Problem(
+                f"prioritized={prioritized} is for ReplayBuffer and PERBuffer, but the storage is a "
+                f"{factory.cls.__name__}", "leave prioritized out", ("prioritized",))])
         kind = kinds[factory.cls]
         names = {field.name for field in dataclasses.fields(kind.Options)}
         factory = kind.create_factory(**{
@@ -96,9 +99,32 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
     values = {name: given[name] for name in own if given.get(name) is not None}
     names = {field.name for field in dataclasses.fields(factory.options)}
     if unknown := [name for name in values if name not in names]:
-        raise ConfigError(f"{', '.join(unknown)} would be ignored: {factory.cls.__name__} has no such option; give a "
-                          "storage with priorities, such as PERBuffer")
+        raise error_of([Problem(
+            f"{', '.join(unknown)} would be ignored: {factory.cls.__name__} has no such option",
+            "give a storage with priorities, such as PERBuffer", tuple(unknown))])
     return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **values)) if values else factory
+
+
+def with_settings(factory: Factory[UserPart], given: Mapping[str, object], collection: Collection,
+                  problems: Problems) -> Factory[UserPart]:
+    """Return a storage's factory with the options that were given to the scheme.
+
+    Args:
+        factory: Factory of the agent's storage, or another object, which is returned unchanged.
+        given: Storage options that were given to the scheme, by name.
+        collection: Options of collection; without replay shards, options of the storage are problems.
+        problems: Problems, to which those of the storage options are added.
+    """
+    problems.add(Problem(f"{name} must be True, False or None, got {given[name]!r}", options=(name,))
+                 for name in ("prioritized", "stratified") if not isinstance(given.get(name), bool | None))
+    if not isinstance(collection, ReplayCollection):
+        problems.add(Problem(f"{name}={value}: only with num_replay_workers", f"change that, or leave {name} out",
+                             (name, "num_replay_workers")) for name, value in given.items() if value is not None)
+        return factory
+    if not hasattr(factory, "options"):  # not a factory, which `check` reports
+        return factory
+    values = {**given, "size": collection.size}
+    return problems.build(lambda **values: with_options(factory, values), values) or factory
 
 
 def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:

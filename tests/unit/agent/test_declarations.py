@@ -204,7 +204,7 @@ def test_options_of_several_classes_are_combined_and_all_checked():
     for given, message in (
         ({"num": 13}, "num must not be 13"),
         ({"ahead": 2}, "ahead must be 0 or 1"),
-        ({"num": 0, "share": 2.0}, "share must be a number .*; num must be a whole number >= 1, got 0"),
+        ({"num": 0, "share": 2.0}, "share must be a number .*\n- num must be a whole number >= 1, got 0"),
     ):
         with pytest.raises(ConfigError, match=message):
             Both(**given)

@@ -165,7 +165,7 @@ def test_user_defined_constructors_are_called_as_declared():
 
 
 def test_all_problems_are_reported_at_once():
-    with pytest.raises(ConfigError, match=r"size must be .*kind must be"):
+    with pytest.raises(ConfigError, match=r"size must be .*\n- kind must be"):
         build_options(Part, {"size": 0, "kind": "c"})
 
 

@@ -125,7 +125,7 @@ def test_a_function_is_called_with_the_remaining_fraction_of_the_run(function):
     ({"rate": lambda: 0.1}, "raised TypeError"), ({"rate": float},
                                                   "rate must be a number > 0.0 and <= 1.0 or a schedule"),
     ({"plain": falling}, "plain must be a number"), ({"plain": [(0, 1.0), (1, 0.5)]}, "plain must be a number"),
-    ({"rate": [(0, 2.0), (1, 0.5)], "share": "much"}, "rate must be .*share must be"),
+    ({"rate": [(0, 2.0), (1, 0.5)], "share": "much"}, "rate must be .*\n- share must be"),
 ])
 def test_schedules_outside_of_an_options_range_are_refused_immediately(given, message):
     with pytest.raises(ConfigError, match=message):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import re
+
 import pytest
 
 from pytorchrl import ASYNC, DQN, R2D2, SYNC, A2C, PERBuffer, QActor, Scheme, SequenceBuffer, VecEnv, train
@@ -128,14 +130,14 @@ def test_fixed_settings_may_be_given_explicitly(named):
      "asynchronous gradients need a remote worker, but with num_grad_workers=1 there is none"),
     ("a3c", {"grad_communication": SYNC}, "a3c means grad_communication='asynchronous', got 'synchronous'"),
     ("a3c", {"col_communication": ASYNC, "distribute_gradients": True},
-     "col_communication.*; .*distribute_gradients=False, got True"),
+     "col_communication='synchronous', got 'asynchronous'; .*\n- .* distribute_gradients=False, got True; leave"),
     ("a3c", {"num_grad_workers": 4, "aggregate": 5}, r"aggregate must be from 1 to num_grad_workers \(4\), got 5"),
     ("a3c", {"lag_policy": "drop"}, "lag_policy='drop' needs max_grad_lag, got None"),
     ("a3c", {"updates_per_step": 0}, "updates_per_step must be a whole number >= 1, got 0"),
     ("a3c", {"num_grad_workers": True}, "num_grad_workers must be a whole number >= 1, got True|need a remote worker"),
     ("ddppo", {"num_grad_workers": 1}, "ranks average gradients among themselves"),
     ("ddppo", {"distribute_gradients": False}, "ddppo means distribute_gradients=True, got False"),
-    ("ddppo", {"aggregate": 2}, "aggregate=2 is for"),
+    ("ddppo", {"aggregate": 2}, "aggregate=2: only with grad_communication='asynchronous'"),
 ])
 def test_settings_that_contradict_a3c_or_ddppo_are_refused(named, name, settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -163,10 +165,12 @@ def test_the_algorithm_must_support_the_kind_of_data(allowed, algo, is_refused):
     preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
         text = f"replay provides {allowed[0].value}.*, but {algo.cls.__name__} learns from rollouts with advantages"
-        with pytest.raises(ConfigError, match=text):
-            preset.settings(algo, {})
+        (problem,) = preset.problems(algo, {})
+        assert re.search(text, problem.text)
+        assert problem.remedy.startswith("algorithms for replay: ")
     else:
-        assert preset.settings(algo, {"seed": 1}) == {"seed": 1}
+        assert preset.problems(algo, {"seed": 1}) == []
+        assert preset.settings({"seed": 1}) == {"seed": 1}
 
 
 # train() and the command line

@@ -237,7 +237,7 @@ def test_central_inference_uses_the_device_of_its_gradient_worker(see_gpus, runt
     see_gpus(2)
     made, problems = Settings.from_keywords(
         {**COLLECTORS, **THREAD, "inference": "central", "device": "cuda:0", **settings}, runtime=runtime)
-    assert problems == []
+    assert problems.found == []
     devices = Placement(made.collection, made.gradients, made.process.device, made.on_ray).devices()
     assert devices["col"] == ("cuda:0" if runtime == "threads" and device == "cuda" else device)
 

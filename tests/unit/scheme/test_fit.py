@@ -123,7 +123,7 @@ def outcome(algorithm, storage, actor, space):
 
 def listed(text, pattern):
     """Return the names that an error message lists after a pattern."""
-    found = re.search(pattern + r": ([^;]+)", text)
+    found = re.search(pattern + r": ([^;\n]+)", text)
     return [] if found is None else re.split(r", (?=[A-Z])", found[1])
 
 
@@ -300,7 +300,7 @@ def test_a_target_entropy_from_the_number_of_actions_is_refused_over_a_box():
 
 def test_all_contradictions_are_reported_at_once():
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
-    with pytest.raises(ConfigError, match=r"compile=True needs an actor without memory.*; mini_batch_size=3 is less "
+    with pytest.raises(ConfigError, match=r"compile=True needs an actor without memory.*\n- mini_batch_size=3 is less "
                                           r"than a sequence"):
         scheme_of(PPO, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8), envs,
                   algo={"compile": True, "mini_batch_size": 3})

@@ -101,22 +101,20 @@ def test_equal_schedules_give_equal_runs(make_level):
     assert run(3) == run(3) != run(4)
 
 
-OF_REPLAY = ("is for asynchronous collection with replay workers, but this is .* without replay workers; "
-             "give num_replay_workers")
-OF_QUEUE = ("is for asynchronous collection without replay workers, but this is .*; "
-            "give .* without num_replay_workers")
+OF_REPLAY = ": only with num_replay_workers; change that, or leave .* out"
+OF_QUEUE = ": only without num_replay_workers; change that, or leave .* out"
 
 
 @pytest.mark.parametrize(("settings", "text"), [
     ({"num_replay_workers": 0}, "num_replay_workers must be a whole number >= 1, got 0"),
-    ({"num_replay_workers": None, "routing": "by_stream"}, f"routing='by_stream' {OF_REPLAY}"),
+    ({"num_replay_workers": None, "routing": "by_stream"}, f"routing='by_stream'{OF_REPLAY}"),
     ({"num_replay_workers": None, "learning_starts": 5},
-     f"learning_starts=5 {OF_REPLAY}.*; give start_steps of the algorithm instead"),
+     f"learning_starts=5{OF_REPLAY}.*, and give start_steps of the algorithm instead"),
     ({"col_communication": "synchronous"}, "num_replay_workers needs col_communication='asynchronous'"),
-    ({"num_passes": 2}, f"num_passes=2 {OF_QUEUE}"),
-    ({"queue_policy": "drop_oldest"}, f"queue_policy='drop_oldest' {OF_QUEUE}"),
+    ({"num_passes": 2}, f"num_passes=2{OF_QUEUE}"),
+    ({"queue_policy": "drop_oldest"}, f"queue_policy='drop_oldest'{OF_QUEUE}"),
     ({"routing": "any"}, r"routing must be one of \['round_robin', 'random', 'least_loaded', 'by_stream'\], got 'any'"),
-    ({"num_replay_workers": None, "routing": "random"}, f"routing='random' {OF_REPLAY}"),
+    ({"num_replay_workers": None, "routing": "random"}, f"routing='random'{OF_REPLAY}"),
     ({"add_in_flight": 0}, "add_in_flight must be a whole number >= 1, got 0"),
     ({"min_replay_ratio": 0.0}, r"min_replay_ratio must be a number > 0.0 or None, got 0\.0"),
     ({"min_replay_ratio": 4.0, "max_replay_ratio": 2.0}, "min_replay_ratio 4.0 exceeds max_replay_ratio 2.0"),

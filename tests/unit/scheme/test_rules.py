@@ -58,16 +58,17 @@ ROWS = [
     *(({"queue_timeout_s": value}, ConfigError, f"queue_timeout_s must be (a number > 0.0|finite), got {value!r}")
       for value in (0, -1, NAN, float("inf"), "60", None, True)),
     ({"runtime": "rey"}, ConfigError, "runtime must be one of .*'ray', 'processes', 'threads'.*got 'rey'"),
-    ({"runtime": "threads", "address": "10.0.0.1:6379"}, ConfigError, "address.*threads"),
+    ({"runtime": "threads", "address": "10.0.0.1:6379"}, ConfigError,
+     "address='10.0.0.1:6379': only with runtime='ray' and remote workers"),
     *(({"placement": value}, ConfigError,
        rf"placement must be one of \[None, 'colocate'\], got {value!r}") for value in ("spread", "", True)),
     *(({"num_grad_workers": 2, "num_col_workers": 2, "placement": "colocate", "runtime": runtime}, ConfigError,
-       f"placement.*{runtime}")
+       "placement='colocate': only with runtime='ray' and remote workers; change that, or leave placement out")
       for runtime in ("threads", "simulated")),
     *(({**workers, "placement": "colocate"}, ConfigError, "placement='colocate' places each gradient worker")
       for workers in ({"num_grad_workers": 2}, {"num_col_workers": 2})),
     ({"placement": "colocate"}, ConfigError,
-     "placement='colocate' is for the Ray runtime.*give runtime='ray' and remote workers"),
+     "placement='colocate': only with runtime='ray' and remote workers; change that, or leave placement out"),
     *(({"device": value}, DeviceError, f"device must be one of the devices visible to torch, .*cpu.*got {value!r}")
       for value in ("cuda:7", "gpu", "")),
     ({"device": 0}, ConfigError, "device must be a string or None, got 0"),
@@ -89,11 +90,14 @@ ROWS = [
     *(({**ASYNC_GRADS, "lag_policy": value}, ConfigError, f"lag_policy='{value}' needs max_grad_lag, got None")
       for value in ("drop", "scale")),
     ({**ASYNC_GRADS, "aggregate": 5}, ConfigError, r"aggregate must be from 1 to num_grad_workers \(4\), got 5"),
-    *(({**where, name: value}, ConfigError, f"{name}={value!r} is for.*grad_communication='asynchronous'")
-      for name, value in (("aggregate", 2), ("max_grad_lag", 0))
-      for where in ({}, {"num_grad_workers": 2}, {"grad_communication": "asynchronous"})),
+    *(({**where, name: value}, ConfigError,
+       f"{name}={value!r}: only with grad_communication='asynchronous'; change that, or leave {name} out")
+      for name, value in (("aggregate", 2), ("max_grad_lag", 0)) for where in ({}, {"num_grad_workers": 2})),
+    *(({"grad_communication": "asynchronous", name: value}, ConfigError,
+       f"{name}={value!r} is for grad_communication='asynchronous' with num_grad_workers >= 2")
+      for name, value in (("aggregate", 2), ("max_grad_lag", 0))),
     ({"max_grad_lag": 1, "lag_policy": "drop"}, ConfigError,
-     "lag_policy='drop' is for asynchronous gradients.*give grad_communication='asynchronous'"),
+     "lag_policy='drop': only with grad_communication='asynchronous'; change that, or leave lag_policy out"),
     # Resources
     ({"col_worker_resources": 2}, ConfigError, "col_worker_resources must be a mapping"),
     ({"col_worker_resources": None}, ConfigError, "col_worker_resources must be a mapping"),
@@ -177,10 +181,13 @@ ROWS = [
       for value in ("slice", None, 1)),
     ({"train_batch_size": 1000, "microbatch_size": 2000}, ConfigError,
      "microbatch_size must not exceed train_batch_size, got 2000 > 1000"),
-    *(({**settings, name: value}, ConfigError, f"{name}={value!r} is for synchronous collection")
+    *(({**settings, name: value}, ConfigError,
+       f"^{name}={value!r}: only in microbatches, with train_batch_size and microbatch_size; give both")
       for name, value in (("prefetch", 1), ("prefetch", 0), ("norm_over", "microbatch"))
-      for settings in ({}, {"microbatch_size": 10}, {"train_batch_size": 10},
-                       {"microbatch_size": 10, "col_communication": "asynchronous"})),
+      for settings in ({}, {"microbatch_size": 10}, {"train_batch_size": 10})),
+    *(({"microbatch_size": 10, "col_communication": "asynchronous", name: value}, ConfigError,
+       f"^{name}={value!r}: only with col_communication='synchronous'.*; change that, or leave {name} out")
+      for name, value in (("prefetch", 1), ("prefetch", 0), ("norm_over", "microbatch"))),
     ({**BY_PIECES, "prefetch": 1}, ConfigError, "prefetch=1 needs num_col_workers >= 2"),
     ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2, "col_fraction_workers": 0.5}, ConfigError,
      "prefetch=1 contradicts col_fraction_workers"),
@@ -315,7 +322,7 @@ def test_a2c_accepts_the_same_settings(parts):
     ({"col_worker_resources": {"num_cpus": 2}}, "col_worker_resources is for remote collection workers"),
     ({"grad_worker_resources": {"num_cpus": 2}}, "grad_worker_resources is for remote gradient workers"),
     ({"address": "10.0.0.1:6379"},
-     "address='10.0.0.1:6379' is for the Ray runtime.*give runtime='ray' and remote workers"),
+     "address='10.0.0.1:6379': only with runtime='ray' and remote workers; change that, or leave address out"),
     ({"num_col_workers": 2, "col_worker_resources": {"num_cpu": 1}}, "did you mean 'num_cpus'"),
     ({"fraction_samples": 0.5}, "fraction_samples needs col_fraction_workers < 1"),
 ])

@@ -201,7 +201,7 @@ def test_three_forms_of_an_architecture_train_to_the_same_parameters(name):
     agent = agent_of(name)
     given = {**ARCHITECTURES[name], "runtime": "simulated", "seed": 3}
     scheme = getattr(Scheme, name)(*agent, **given)
-    updates, flat = scheme.settings["updates_per_step"], PRESETS[name].settings(agent[0], given)
+    updates, flat = scheme.settings["updates_per_step"], PRESETS[name].settings(given)
     if name == "apex":
         flat["initial_priority"] = "worker"
     assert_same(

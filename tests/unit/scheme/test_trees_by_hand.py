@@ -155,7 +155,7 @@ WRONG = {
         "grad_worker_resources has 'num_cpu'; did you mean 'num_cpus'"),
     "an option of the other kind of collection": (
         lambda: GWorkerSet.create_factory(1, collection(), queue_size=3), ConfigError,
-        "queue_size=3 is for asynchronous collection.*give col_communication='asynchronous'"),
+        "queue_size=3: only with col_communication='asynchronous'; change that, or leave queue_size out"),
     "replay shards with synchronous collection": (
         lambda: GWorkerSet.create_factory(
             1, collection(1, (*Q_AGENT, ENVS)), replay_workers_factory=RWorkerSet.create_factory(2, *Q_AGENT)),

@@ -89,7 +89,7 @@ def test_options_reach_scheme_and_learner(tmp_path):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"num_stps": 5}, "no option 'num_stps'; did you mean 'num_steps'"),
-    ({"num_stps": 5, "lrr": 1}, "num_stps.*lrr"),
+    ({"num_stps": 5, "lrr": 1}, "num_stps.*\n.*lrr"),
     ({"lr": -1}, "lr must be a number >= 0"),
     ({"lr": "1e-3"}, "lr must be a number >= 0.0 or a schedule, got '1e-3'"),
     ({"num_envs": True}, "^num_envs must be a whole number"),

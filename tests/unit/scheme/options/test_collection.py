@@ -9,7 +9,7 @@ import pytest
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme import ASYNC, SYNC, AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.collection import COLLECTION_KINDS
-from pytorchrl.scheme.options.settings import collection_of, default_collection
+from pytorchrl.scheme.options.settings import collection_of
 
 
 @pytest.mark.parametrize(("communication", "shards"), list(itertools.product((None, SYNC, ASYNC), (None, 1, 2))))
@@ -45,11 +45,3 @@ def test_a_microbatch_is_no_larger_than_its_train_batch(kind):
                 kind(train_batch_size=train, microbatch_size=micro)
         else:
             kind(train_batch_size=train, microbatch_size=micro)
-
-
-@pytest.mark.parametrize(("communication", "has_shards", "kind"), [
-    (SYNC, False, SynchronousCollection), (ASYNC, False, AsynchronousCollection), (ASYNC, True, ReplayCollection)])
-def test_defaults_depend_on_the_kind(communication, has_shards, kind):
-    found = default_collection(communication, 0.5, has_shards=has_shards)
-    assert type(found) is kind
-    assert getattr(found, "col_fraction_workers", 0.5) == 0.5

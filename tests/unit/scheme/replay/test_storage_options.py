@@ -89,7 +89,7 @@ def test_prioritized_changes_the_storage(make_apex):
     (ReplayBuffer, {"alpha": 0.5}, "alpha would be ignored: ReplayBuffer has no such option"),
     (PERBuffer, {"prioritized": False, "beta": 0.5}, "beta would be ignored: ReplayBuffer has no such option"),
     (PERBuffer, {"num_replay_workers": None, "alpha": 0.5},
-     "replay is stored in shards|alpha=0.5 is for replay workers"),
+     "replay is stored in shards|alpha=0.5: only with num_replay_workers; change that, or leave alpha out"),
 ])
 def test_wrong_or_unused_options_are_refused(make_apex, storage, settings, text):
     with pytest.raises(ConfigError, match=text):

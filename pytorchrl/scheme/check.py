@@ -1,0 +1,57 @@
+"""Find all contradictions of an agent and its scheme before any worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+from pytorchrl.agent.factories import Agent
+from pytorchrl.errors import Problem
+from pytorchrl.scheme.agent_parts import agent_problems, agent_warnings, factory_problems
+from pytorchrl.scheme.gradients.defaults import default_problems
+from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings
+from pytorchrl.scheme.rules import rule_problems, rule_warnings
+from pytorchrl.scheme.tree import collectors_of
+
+
+def check(agent: Agent | None, settings: Settings) -> list[Problem]:
+    """Return all contradictions, in the order of the levels.
+
+    Values of single options are checked when the options are built. This function finds everything else: parts of the
+    agent that do not fit together, contradictions within a level and between levels, settings that contradict the
+    agent, and devices and resources that contradict each other. Each contradiction is found in one place.
+
+    Args:
+        agent: The factories of the agent; None: they are not known, so only the settings are checked.
+        settings: The settings of the scheme. Their values are allowed, but may contradict each other.
+    """
+    return list(_contradictions(agent, settings))
+
+
+def _contradictions(agent: Agent | None, settings: Settings) -> Iterator[Problem]:
+    broken = [] if agent is None else factory_problems(agent)
+    yield from broken
+    for field in fields(settings):
+        yield from getattr(settings, field.name).contradictions()
+    yield from rule_problems(settings)
+    yield from Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray).problems()
+    if agent is not None and not broken:
+        yield from agent_problems(agent, settings)
+        yield from default_problems(settings.collection, collectors_of(agent, settings.collection))
+
+
+def keyword_problems(keywords: Mapping[str, object]) -> list[Problem]:
+    """Return the problems of the keyword arguments of a scheme whose agent is not known."""
+    given = dict(keywords)
+    runtime = given.pop("runtime", None)
+    settings, problems = Settings.from_keywords(
+        {name: value for name, value in given.items() if name not in STORAGE_KEYWORDS},
+        runtime=runtime)  # type: ignore[arg-type] # `from_keywords` checks it
+    problems.add(check(None, settings))
+    return problems.found
+
+
+def warnings_of(agent: Agent, settings: Settings) -> list[str]:
+    """Return a warning for each setting that is allowed, but slow or without an effect; call `check` before."""
+    return [*rule_warnings(settings), *agent_warnings(agent, settings)]
