@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass, field
-from typing import Any
 
 
 class PyTorchRLError(Exception):
@@ -75,7 +74,7 @@ class ConfigError(PyTorchRLError, ValueError):
 
     problems: tuple[Problem, ...] = ()
     """The problems that the message reports; empty if the message is the only description."""
-    contradictory: Any = None  # an instance of any class of options
+    contradictory: object = None
     """Options whose values are allowed, but contradict each other; None if no such object caused the error."""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
+from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
@@ -118,12 +119,15 @@ class Declaration:
                 return tuple(value)
         return value
 
-    def checked(self, value: object) -> object:
-        """Return the value to store in place of `value`, for which `problem` returns None.
+    def stored(self, value: object) -> object:
+        """Return the form in which options store a value.
 
         Raises:
-            ConfigError: The option has a check of its own, which `value` does not pass.
+            ConfigError: The value is not allowed, or does not pass the option's own check.
         """
+        value = self.converted(value)
+        if problem := self.problem(value):
+            raise ConfigError(problem)
         check = self.field.metadata.get("check")
         return value if check is None else check(value)
 

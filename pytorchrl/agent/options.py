@@ -8,18 +8,22 @@ The command line generates its flags from the same declarations.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.errors import ConfigError, ContractError, FactoryError, Problem
 from pytorchrl.support.problems import error_of, problems_of, raise_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T_co = TypeVar("T_co", covariant=True)
 # An error quotes at most this many characters of the given arguments.
@@ -35,7 +39,7 @@ def option(  # noqa: PLR0913 - each parameter is a part of a declaration
     exclusive: bool = False,
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
-    check: Callable[[Any], object] | None = None,  # the function expects a value of the option's type
+    check: Callable[..., object] | None = None,
     default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
 ) -> Any:  # Any, because the result is assigned to fields of any type
     """Declare one field of an `Options` class.
@@ -85,19 +89,34 @@ class Options:
             if value is declaration.field.default and declaration.is_default_valid:
                 continue
             try:
-                value = declaration.converted(value)
-                if problem := declaration.problem(value):
-                    raise ConfigError(problem)
-                value = declaration.checked(value)
+                self._store(declaration, value)
             except ConfigError as error:
-                problems += [dataclasses.replace(problem, options=(name,)) for problem in problems_of(error)]
-                continue
-            object.__setattr__(self, name, value)  # the class is frozen, and only this method may set a field
+                problems += problems_of(error)
         raise_all(problems)
         if found := list(self.contradictions()):
             contradiction = error_of(found)
             contradiction.contradictory = self
             raise contradiction
+
+    def _store(self, declaration: Declaration, value: object) -> None:
+        """Check a value, and store it in the form that its declaration describes."""
+        try:
+            value = declaration.stored(value)
+        except ConfigError as error:
+            raise error_of(dataclasses.replace(problem, options=(declaration.name,))
+                           for problem in problems_of(error)) from error
+        object.__setattr__(self, declaration.name, value)  # the class is frozen, and only its own methods set fields
+
+    def replaced(self, **values: object) -> Self:
+        """Return a copy with other values of some options, which are checked, but not for contradictions.
+
+        Raises:
+            ConfigError: A value is not allowed.
+        """
+        other = copy.copy(self)
+        for name, value in values.items():
+            other._store(self.declarations()[name], value)
+        return other
 
     def contradictions(self) -> Iterator[Problem]:
         """Yield a problem for each contradiction between these options, and for each option without an effect.

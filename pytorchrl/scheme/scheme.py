@@ -117,7 +117,7 @@ class Scheme(Architectures):
         self._replay = None if replay is None else read_record(replay)
         self._has_drawn_seed = self.nested.process.seed is None
         self.seed = self.nested.process.seed_or(None if self._replay is None else self._replay.settings["seed"])
-        self.nested = replace(self.nested, process=replace(self.nested.process, seed=self.seed))
+        self.nested = replace(self.nested, process=self.nested.process.replaced(seed=self.seed))
         self.settings: dict[str, object] = self.nested.flat() | options_in_settings(for_storage, storage_factory)
         if self._replay is not None:
             self.agent = self.agent.with_precisions(self._replay.mixed_precision)

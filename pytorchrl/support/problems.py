@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from pytorchrl.errors import ConfigError, Problem
 
@@ -76,7 +76,7 @@ class Problems:
         """Add problems, except those that depend on an option whose wrong value has been left out."""
         self.found += [problem for problem in problems if self._wrong.isdisjoint(problem.options)]
 
-    def build(self, make: Callable[..., T], given: Mapping[str, Any]) -> T | None:  # values of any type
+    def build(self, make: Callable[..., T], given: Mapping[str, object]) -> T | None:
         """Return `make(**given)`. If options are wrong, add the problems, and build without these options.
 
         If `make` is a class of options, and the options only contradict each other, return an object that contains

@@ -12,7 +12,7 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
@@ -34,6 +34,11 @@ from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of
 from pytorchrl.support.problems import Problems, problems_in
 from pytorchrl.support.untyped import OptionValue, UserPart
 from pytorchrl.training import presets
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.multi.actor import MultiAgentActor
+    from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
+    from pytorchrl.agent.multi.storage import MultiAgentStorage
 
 EnvSource = str | Callable[..., object]
 """The argument `env` of `train`: an id, or a function that makes one environment."""
@@ -271,9 +276,9 @@ def _agent(
 
 
 def _several(
-    envs: MultiAgentEnvFactory, algorithm: Factory[UserPart], make_actor: Callable[..., Factory[Actor]],
-    storage: Factory[UserPart], checkpoint: OptionValue = None, **of_actor: OptionValue,
-) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
+    envs: MultiAgentEnvFactory, algorithm: Factory[Algorithm], make_actor: Callable[..., Factory[Actor]],
+    storage: Factory[Storage], checkpoint: str | None = None, **of_actor: object,
+) -> tuple[Factory[MultiAgentAlgorithm], Factory[MultiAgentActor], Factory[MultiAgentStorage]]:
     """Return the factories of several policies; `checkpoint` is one model file for all of them."""
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 

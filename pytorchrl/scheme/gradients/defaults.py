@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytorchrl.agent.algorithms.base import Algorithm
@@ -33,9 +32,8 @@ def resolve_defaults(collection: Collection, agent: CWorkerSetFactory) -> tuple[
     raise_all(default_problems(collection, agent))
     if isinstance(collection, ReplayCollection):
         _, batch, starts = _sizes(collection, agent)
-        return replace(
-            collection, train_batch_size=batch, learning_starts=starts,
-            prefetch=collection.prefetch or _PREFETCHED_BATCHES,
+        return collection.replaced(
+            train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
             routing="by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing), []
     if isinstance(collection, SynchronousCollection):
         return _resolve_microbatches(collection, agent)
@@ -128,4 +126,4 @@ def _resolve_microbatches(
     prefetch = collection.prefetch
     if prefetch is None and collection.collects_microbatches:
         prefetch = int(may_overlap)
-    return replace(collection, prefetch=prefetch), warnings
+    return collection.replaced(prefetch=prefetch), warnings

@@ -201,19 +201,15 @@ class GWorkerSetFactory(GWorkerRecipe):
             ("collection workers", sum(numbers) if collection.is_parallel else 0, placement.resources("col")),
             ("replay shards", num_shards, shard_requests)])
         devices = placement.devices()
-        collection = replace(collection, col_worker_resources=of_col, col_device=devices["col"])
+        collection = collection.replaced(col_worker_resources=of_col, col_device=devices["col"])
         if isinstance(collection, ReplayCollection) and shards is not None:
             if num_shards:
-                collection = _with_shard_resources(collection, of_shards)
+                collection = collection.replaced(replay_worker_resources=of_shards)
             shards = replace(shards, options=collection, seed=self.seed, num_threads=self.num_threads)
         col_workers_factory = replace(
             self.col_workers_factory, options=collection, seed=self.seed, num_threads=self.num_threads,
             num_parents=max(1, num_grad))
-        options = replace(self.options, grad_worker_resources=of_grad, grad_device=devices["grad"])
+        options = self.options.replaced(grad_worker_resources=of_grad, grad_device=devices["grad"])
         return replace(
             self, options=options, collection=collection, col_workers_factory=col_workers_factory,
             replay_workers_factory=shards)
-
-
-def _with_shard_resources(collection: ReplayCollection, resources: Mapping[str, float]) -> ReplayCollection:
-    return replace(collection, replay_worker_resources=resources)

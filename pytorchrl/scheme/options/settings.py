@@ -19,7 +19,7 @@ from pytorchrl.agent.names import Known, refuse_unknown
 from pytorchrl.agent.option_values.descriptions import to_json
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Options
-from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.errors import Problem
 from pytorchrl.runtime import RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
 from pytorchrl.scheme.devices import CPU
 from pytorchrl.scheme.options.base import (
@@ -177,7 +177,7 @@ class Settings:
             reader.refuse("supervision", _names_of((SupervisorOptions,)))
         updates, recording = reader.read(UWorkerOptions), reader.read(RecordOptions)
         process = reader.read(ProcessOptions)
-        process = replace(process, device=process.device or CPU)
+        process = process.replaced(device=process.device or CPU)
         collection = reader.with_execution(collection, "col")
         gradients = reader.with_execution(gradients, "grad")
         if runtime is None or isinstance(runtime, str):
@@ -331,7 +331,7 @@ class KeywordReader:
         name, count = f"{level}_execution", options.num_workers
         execution = getattr(options, name)
         if execution is None:
-            return changed(options, **{name: PARALLEL if count > 1 else CENTRAL})
+            return options.replaced(**{name: PARALLEL if count > 1 else CENTRAL})
         found = problems_in(check_execution, level, execution, count)
         self.problems.add(replace(problem, options=(name, f"num_{level}_workers")) for problem in found)
         return options
@@ -345,20 +345,6 @@ def numbers_problems(collection: Collection, gradients: GWorkerSetOptions) -> li
     return [Problem(
         f"num_col_workers has {len(numbers)} numbers for {gradients.num_grad_workers} gradient workers, got {numbers}",
         "give one for each", ("num_col_workers", "num_grad_workers"))]
-
-
-def changed(options: OptionsT, **values: object) -> OptionsT:
-    """Return a copy of options with other values, even if the options contradict each other.
-
-    Raises:
-        ConfigError: A value is not allowed.
-    """
-    try:
-        return replace(options, **values)
-    except ConfigError as error:
-        if not isinstance(error.contradictory, type(options)):
-            raise
-        return error.contradictory
 
 
 def collection_kind(reader: KeywordReader) -> type[Collection]:

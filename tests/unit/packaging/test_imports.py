@@ -64,7 +64,7 @@ def test_folders_import_only_those_that_they_may():
 
 # The modules that the declarations of the scheme's options may import; none of them has a worker.
 OPTIONS_MAY_IMPORT = ("pytorchrl.agent", "pytorchrl.errors", "pytorchrl.runtime", "pytorchrl.scheme.devices",
-                      "pytorchrl.scheme.options", "pytorchrl.scheme.transport.encoder")
+                      "pytorchrl.scheme.options", "pytorchrl.scheme.transport.encoder", "pytorchrl.support")
 
 
 @reads_source
