@@ -10,8 +10,8 @@ message, the script prints as JSON the files in the order of the first visit, th
 message returns to a file that it has left. The counts do not depend on the machine.
 
 An error is an exception in the `step` of an environment of a remote worker. It visits each file in which it is raised,
-or raised again. A checkpoint is the state of the algorithm, traced from the gradient worker to the file on the disk. For
-these two, calls in the whole package count.
+or raised again. A checkpoint is the state of the algorithm, traced from the gradient worker to the file on the disk.
+For these two, calls in the whole package count.
 """
 
 from __future__ import annotations
