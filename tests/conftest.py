@@ -45,6 +45,18 @@ def seeds(usual, all_of_them):
                        if seed not in chosen)]
 
 
+def pairwise(combinations):
+    """Return combinations for `parametrize`: a few that contain each pair of values unmarked, the others `thorough`.
+
+    `combinations` are all combinations of four settings with two values each, in the order of `itertools.product`. The
+    number of a combination then has one bit per setting, and each two bits take all four pairs of values among the
+    numbers with no bit or with three bits set.
+    """
+    return [combination if number.bit_count() in (0, 3) else pytest.param(
+        *combination.values, id=combination.id, marks=[*combination.marks, pytest.mark.thorough])
+        for number, combination in enumerate(combinations)]
+
+
 def pytest_collection():
     """Suspend garbage collection while tests are collected, because nothing of what is built then becomes garbage."""
     gc.disable()

@@ -3,12 +3,11 @@
 All ```python blocks of a page form one script, which runs in a separate process and an empty folder. If the first line
 of a ```python block is a comment with a file name, the block is instead written to that file in the folder. The text of
 a ```text block must occur in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in the same
-folder, all of them in one process. ```console blocks (with a prompt) are not run, because they install packages or
+process and folder. ```console blocks (with a prompt) are not run, because they install packages or
 train for minutes. ```sh scripts and ```yaml files need several machines, so only their syntax is checked.
 
-Training on a page is shortened: of the env steps beyond `FEW_STEPS`, a tenth is left, and at most `MOST_STEPS` are
-trained. A run that continues another one therefore still trains for longer. `AS_SHOWN` has the pages whose results need
-all steps.
+Training on a page is shortened to `FEW_STEPS` and a tenth of the env steps, and at most to `MOST_STEPS`. A run that
+continues another one therefore still trains for longer. `MORE_STEPS` has the pages whose results need more steps.
 """
 
 from __future__ import annotations
@@ -32,19 +31,24 @@ PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
-# Smallest and largest number of env steps to which training is shortened.
-FEW_STEPS, MOST_STEPS = 500, 1_000
-AS_SHOWN = {"comparing_runs.md", "scaling.md"}
+# Numbers of env steps from which the shorter training is computed.
+FEW_STEPS, MOST_STEPS = 100, 300
+MORE_STEPS = {"comparing_runs.md": 1_500, "scaling.md": 1_000}
 _STEPS = re.compile(r"(\btarget_steps ?= ?|--target-steps )([\d_]+)")
 # Time limit of each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(600)
 
-# Runs the commands of a page like `python -m pytorchrl`, until one fails.
-COMMANDS = """
+COMMANDS_FOLLOW = "(commands follow)"
+# Runs the script of a page, and then its commands like `python -m pytorchrl`, until one fails.
+PAGE = """
 import json, runpy, sys
 
-for arguments in json.loads(sys.argv[1]):
+script, commands, separator = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+sys.argv = [script]
+runpy.run_path(script, run_name="__main__")
+print(separator, flush=True)
+for arguments in commands:
     sys.argv = ["pytorchrl", *arguments]
     try:
         runpy.run_module("pytorchrl", run_name="__main__", alter_sys=True)
@@ -63,11 +67,11 @@ def files_of(text):
     return {found[1]: body for body in blocks(text, "python") if (found := _FILE.match(body))}
 
 
-def shortened(text):
-    """Return a text in which each `target_steps` is at most `MOST_STEPS`, and greater ones are greater."""
+def shortened(text, at_least=0):
+    """Return a text in which each `target_steps` is at most `MOST_STEPS` or `at_least`; greater ones are greater."""
     def fewer(found):
         steps = int(found[2])
-        return f"{found[1]}{min(steps, FEW_STEPS + steps // 10, MOST_STEPS)}"
+        return f"{found[1]}{min(steps, max(at_least, min(FEW_STEPS + steps // 10, MOST_STEPS)))}"
     return _STEPS.sub(fewer, text)
 
 
@@ -102,22 +106,20 @@ def test_code_of_page_runs(page, request, tmp_path):
     else:  # a process that the page starts is a fork, too
         python = request.getfixturevalue("forked_python")
         run = partial(request.getfixturevalue("run_forked"), env=process_environment(FORK_EXECUTABLE=python))
-    text = page.read_text(encoding="utf-8")
-    if page.name not in AS_SHOWN:
-        text = shortened(text)
+    text = shortened(page.read_text(encoding="utf-8"), MORE_STEPS.get(page.name, 0))
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")
     for name, content in files_of(text).items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    result = run(script, timeout=TIMEOUT_S)
-    assert result.returncode == 0, result.stderr
-    for shown in blocks(text, "text"):
-        assert shown in result.stdout
     commands = [shlex.split(command) for command in commands_of(text)]
     assert {program for program, *_ in commands} <= {"pytorchrl"}, "bash blocks may contain only pytorchrl commands"
-    if commands:
-        result = run("-c", COMMANDS, json.dumps([arguments for _, *arguments in commands]), timeout=TIMEOUT_S)
-        assert result.returncode == 0, result.stderr
+    result = run("-c", PAGE, script, json.dumps([arguments for _, *arguments in commands]), COMMANDS_FOLLOW,
+                 timeout=TIMEOUT_S)
+    assert result.returncode == 0, result.stderr
+    printed, separator, _ = result.stdout.partition(f"{COMMANDS_FOLLOW}\n")
+    assert separator
+    for shown in blocks(text, "text"):
+        assert shown in printed
 
 
 def test_pages_have_code_to_run():
@@ -146,10 +148,11 @@ def test_shell_scripts_and_yaml_files_on_pages_have_valid_syntax():
 
 
 def test_training_is_shortened():
-    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=1000, size=90_000)"
-    assert shortened("train --target-steps 4000 --size 9000") == "train --target-steps 900 --size 9000"
-    assert shortened("target_steps = 3_000") == "target_steps = 800"
-    assert shortened("Learner(scheme, target_steps=400)") == "Learner(scheme, target_steps=400)"
+    assert shortened("train(target_steps=20_000, size=90_000)") == "train(target_steps=300, size=90_000)"
+    assert shortened("train --target-steps 1000 --size 9000") == "train --target-steps 200 --size 9000"
+    assert shortened("target_steps = 3_000", 1_500) == "target_steps = 1500"
+    assert shortened("target_steps = 500") == "target_steps = 150"
+    assert shortened("Learner(scheme, target_steps=100)") == "Learner(scheme, target_steps=100)"
 
 
 def test_script_keeps_line_numbers_of_the_page():

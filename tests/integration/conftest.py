@@ -116,14 +116,15 @@ def stop_in_balance():
     return stop
 
 
-def resize_under_load(scheme, directory):
-    """Change the number of collection workers from 2 to 8 to 3, and check the ledger against files of environments.
+def resize_under_load(scheme, directory, numbers=(6, 3)):
+    """Change the number of collection workers twice, and check the ledger against files of environments.
 
     Args:
         scheme: A scheme with central gradients and 2 collection workers, whose environments are `FiledEnv`s.
         directory: The directory of the environments' files.
+        numbers: The numbers of collection workers.
     """
-    for number in (8, 3):
+    for number in numbers:
         for _ in range(6):
             scheme.step()
         scheme.resize(num_col_workers=number)

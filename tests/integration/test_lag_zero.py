@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -16,6 +18,12 @@ AGENTS = {
 }
 # The last worker is the fastest, so rollouts arrive in the reverse order of workers.
 REVERSED = {f"step@*/CWorker {index}": 0.001 * (4 - index) for index in (1, 2, 3)}
+
+
+@functools.cache
+def synchronous(agent, num_col_workers):
+    """Return the parameters and normalizers of synchronous collection."""
+    return parameters_of(agent, num_col_workers=num_col_workers, runtime="simulated")[0]
 
 
 def parameters_of(agent, *, num_col_workers, runtime, normalize=False, **settings):
@@ -47,7 +55,7 @@ def are_equal(first, second):
 @pytest.mark.parametrize(("runtime", "settings"), [
     ("simulated", {}), ("simulated", {"costs": REVERSED}), ("threads", {}), ("threads", {"col_in_flight": 1})])
 def test_collection_without_lag_equals_synchronous_collection(agent, num_col_workers, runtime, settings):
-    expected, _ = parameters_of(agent, num_col_workers=num_col_workers, runtime="simulated")
+    expected = synchronous(agent, num_col_workers)
     found, lag = parameters_of(agent, runtime=runtime, **without_lag(num_col_workers, **settings))
     assert lag == 0
     assert are_equal(found, expected)
@@ -63,6 +71,6 @@ def test_collection_without_lag_equals_synchronous_collection_with_normalizers_a
 
 @pytest.mark.parametrize("settings", [{"max_policy_lag": 1}, {"on_policy_lag": "drop"}, {"train_batch_size": 32}])
 def test_every_condition_is_necessary(settings):
-    expected, _ = parameters_of("ppo", num_col_workers=3, runtime="simulated")
+    expected = synchronous("ppo", 3)
     found, _ = parameters_of("ppo", runtime="simulated", **without_lag(3, costs=REVERSED) | settings)
     assert not are_equal(found, expected)

@@ -21,7 +21,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import EnvError, StartError, WorkerLostError
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from tests.conftest import result_of
+from tests.conftest import pairwise, result_of
 from tests.integration.conftest import child_processes, resize_under_load
 from tests.integration.test_ray_patterns import PATTERNS, FiledEnv, FixedPath
 
@@ -89,7 +89,7 @@ def workers_of(scheme):
     return found
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", pairwise(PATTERNS))
 def test_pattern(make_scheme, tmp_path, pattern):
     scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, **pattern)
     for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
@@ -104,7 +104,7 @@ def test_pattern(make_scheme, tmp_path, pattern):
 
 
 @pytest.mark.parametrize("settings", [
-    {"num_col_workers": 2, "compress_data_to_send": True},
+    pytest.param({"num_col_workers": 2, "compress_data_to_send": True}, marks=pytest.mark.thorough),
     {"num_grad_workers": 2, "compress_grads_to_send": "bf16", "compress_weights_to_send": True},
     {"num_grad_workers": 2, "distribute_gradients": True},
 ], ids=["2 collectors", "2 gradient workers", "decentralised"])
@@ -120,7 +120,8 @@ def test_processes_and_threads_compute_equal_parameters(make_scheme, settings):
     assert torch.equal(*states)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_grad_workers": 2}], ids=["apex", "gorila"])
+@pytest.mark.parametrize("settings", [
+    pytest.param({}, id="apex", marks=pytest.mark.thorough), pytest.param({"num_grad_workers": 2}, id="gorila")])
 def test_replay_shards(nothing_left, settings):
     scheme = Scheme(*synthetic_agent(), seed=1, runtime="processes", num_col_workers=2, num_replay_workers=2,
                     col_communication=ASYNC, size=2000, **settings)
@@ -133,7 +134,8 @@ def test_replay_shards(nothing_left, settings):
 
 
 @pytest.mark.parametrize("settings", [
-    {"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC},
+    pytest.param({"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC},
+                 marks=pytest.mark.thorough),
     pytest.param({"faults": "kill col.2 @ step 40", "num_col_workers": 2}, marks=pytest.mark.thorough),
     pytest.param({"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2}, marks=pytest.mark.thorough),
     {"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2, "grad_communication": ASYNC, "num_col_workers": 2,
@@ -160,7 +162,7 @@ def test_a_worker_that_is_killed_is_replaced(make_scheme, settings):
     stop_in_balance(scheme)
 
 
-@pytest.mark.parametrize("policy", ["restart", "ignore"])
+@pytest.mark.parametrize("policy", ["restart", pytest.param("ignore", marks=pytest.mark.thorough)])
 def test_ranks_continue_after_one_is_killed(make_scheme, policy):
     scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
                          on_worker_failure=policy)
@@ -292,14 +294,14 @@ def test_nothing_is_left_of_a_script(run_forked, forked_python, how):
 def test_the_command_line_trains_with_processes(run_forked, forked_python, tmp_path):
     code = (f"import sys; sys.executable = {forked_python!r}; from pytorchrl.cli import main; "
             "sys.exit(main(sys.argv[1:]))")
-    done = run_forked("-c", code, "train", "ppo", "--env", "CartPole-v1", "--target-steps", 4000, "--num-col-workers",
+    done = run_forked("-c", code, "train", "ppo", "--env", "CartPole-v1", "--target-steps", 600, "--num-col-workers",
                       2, "--runtime", "processes", "--log-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_size > 0
     assert sys.platform == "linux"
 
 
-@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+@pytest.mark.parametrize("col_communication", [pytest.param(SYNC, marks=pytest.mark.thorough), ASYNC])
 def test_the_number_of_collection_workers_changes_under_load(make_scheme, tmp_path, col_communication):
     more = {"queue_size": 2} if col_communication is ASYNC else {}
     scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, num_col_workers=2,

@@ -19,7 +19,7 @@ def go_on(scheme, count):
 
 
 @pytest.mark.parametrize("settings", [
-    {"num_col_workers": 2, "col_worker_resources": FREE},
+    pytest.param({"num_col_workers": 2, "col_worker_resources": FREE}, marks=pytest.mark.thorough),
     {"num_grad_workers": 2, "grad_worker_resources": FREE, "compress_grads_to_send": "topk"},
     {"num_grad_workers": 2, "grad_worker_resources": FREE, "distribute_gradients": True}])
 def test_a_run_on_ray_can_be_resumed_on_any_runtime(stop, settings):

@@ -20,7 +20,7 @@ def drain(scheme):
     return ledger
 
 
-@pytest.mark.parametrize("name", ["apex", "a3c"])
+@pytest.mark.parametrize("name", ["apex", pytest.param("a3c", marks=pytest.mark.thorough)])
 def test_a_scheme_continues_after_draining(stop, name):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     if name == "apex":

@@ -65,6 +65,7 @@ def apex(**settings):
         col_worker_resources=FREE, **settings)
 
 
+@pytest.mark.thorough
 def test_apex_counts_every_step(run):
     """Check the ledger and the weight sync of Ape-X.
 
@@ -77,12 +78,13 @@ def test_apex_counts_every_step(run):
 
 
 def test_apex_continues_after_a_shard_and_a_collector_are_killed(run):
-    _, final = run(apex(faults="kill shard.1 @ sample 20; kill col.2 @ step 200", max_replay_ratio=1.0), 150,
+    _, final = run(apex(faults="kill shard.1 @ sample 20; kill col.2 @ step 200", max_replay_ratio=1.0), 60,
                    until=lambda metrics: metrics["workers_restarted"])
     assert final["dropped"]["worker_lost"] > 0
 
 
-@pytest.mark.parametrize("faults", [None, "kill shard.1 @ sample 10; kill col.2 @ step 200"])
+@pytest.mark.parametrize("faults", [
+    pytest.param(None, marks=pytest.mark.thorough), "kill shard.1 @ sample 10; kill col.2 @ step 200"])
 def test_r2d2_counts_every_step_when_workers_are_killed(run, faults):
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"delay": 5}, 2)
     scheme = Scheme.r2d2(
@@ -99,6 +101,7 @@ def test_r2d2_counts_every_step_when_workers_are_killed(run, faults):
         assert final["dropped"]["worker_lost"] > 0
 
 
+@pytest.mark.thorough
 def test_impala_counts_every_step(run):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     scheme = Scheme.impala(
@@ -125,7 +128,8 @@ def test_impala_with_shards_counts_every_step_when_workers_are_killed(run):
 
 
 @pytest.mark.parametrize("settings", [
-    {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
+    pytest.param({"num_col_workers": 2}, marks=pytest.mark.thorough),
+    pytest.param({"num_grad_workers": 2, "distribute_gradients": True}, marks=pytest.mark.thorough),
     {"num_grad_workers": 2, "grad_communication": "asynchronous", "aggregate": 2}])
 def test_several_policies_train_across_processes(run, settings):
     """Check that each policy sees every step of its agents: 12 and 14 agent steps per rollout of 12 env steps."""

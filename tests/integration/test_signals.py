@@ -53,21 +53,25 @@ def check(start_forked, *arguments, timeout_s, **variables):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_signals_at_random_moments_of_central_training(start_forked):
+@pytest.mark.parametrize("kinds", [
+    pytest.param(["SIGINT", "SIGTERM, SIGKILL"], id="some"),
+    pytest.param(list(CODES), id="all", marks=pytest.mark.thorough)])
+def test_signals_at_random_moments_of_central_training(start_forked, kinds):
     told = check(start_forked, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2, "--training", 0.4,
-                 timeout_s=140)
-    assert told["central"].keys() == {"start_up_s", *CODES}
+                 "--kinds", *kinds, timeout_s=140)
+    assert told["central"].keys() == {"start_up_s", *kinds}
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_signals_at_random_moments_of_training_on_ray(start_forked, ray_python, tmp_path):
+@pytest.mark.parametrize("kind", [pytest.param("SIGINT", marks=pytest.mark.thorough), "SIGKILL"])
+def test_signals_at_random_moments_of_training_on_ray(start_forked, ray_python, tmp_path, kind):
     """Check training whose process starts afresh, and whose workers are forks, which end with their executable."""
     command = shlex.join([sys.executable, "-c", RUN_MODULE, ray_python])
     python = write_executable(tmp_path / "python", f'exec {command} "$@"')
-    check(start_forked, "--count", 1, "--forms", "ray", "--start-up", 10, "--training", 1, "--kinds", "SIGINT",
-          "SIGKILL", timeout_s=260, FORK_EXECUTABLE=python)
+    check(start_forked, "--count", 1, "--forms", "ray", "--start-up", 10, "--training", 1, "--kinds", kind,
+          timeout_s=260, FORK_EXECUTABLE=python)
 
 
 @pytest.mark.ray

@@ -11,6 +11,7 @@ from pytorchrl import ASYNC, SYNC, ConfigError, Learner, Scheme, load, train
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.callbacks import Callback
 from pytorchrl.errors import CallbackError
+from tests.conftest import pairwise
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (8,), "progress": False,
         "tensorboard": False, "seed": 1}
@@ -48,7 +49,8 @@ def names(spy):
     return [name for name, *_ in spy.calls]
 
 
-@pytest.mark.parametrize("pattern", list(itertools.product((False, True), repeat=4)), ids=str)
+@pytest.mark.parametrize("pattern", pairwise([
+    pytest.param(pattern, id=str(pattern)) for pattern in itertools.product((False, True), repeat=4)]))
 def test_hooks_are_called_in_order_in_every_pattern(pattern):
     col, col_async, grad, grad_async = pattern
     agent, spy = synthetic_agent(), Spy()

@@ -94,8 +94,9 @@ def test_a_signal_swallowed_by_an_import_still_ends_the_command(start_python, nu
 
 
 @pytest.mark.parametrize("streams", [">&- 2>&-", "| true"])
-def test_a_run_survives_closed_streams_and_a_missing_home(tmp_path, streams):
-    command = " ".join([sys.executable, *TRAIN, "--target-steps", "128", "--log-dir", "run", "--json"])
+def test_a_run_survives_closed_streams_and_a_missing_home(tmp_path, forked_python, streams):
+    python = forked_python if streams == "| true" else sys.executable  # a fork needs the streams that it is given
+    command = " ".join([python, *TRAIN, "--target-steps", "128", "--log-dir", "run", "--json"])
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "TERM", "USER")}
     result = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command} {streams}"], cwd=tmp_path,

@@ -13,6 +13,7 @@ import torch
 from pytorchrl import A2C, ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
+from tests.conftest import pairwise
 
 PATTERNS = [
     pytest.param(
@@ -25,9 +26,14 @@ PATTERNS = [
 
 
 def pytest_generate_tests(metafunc):
-    """Run each test that has an argument `pattern` with all sixteen patterns."""
+    """Run each test that has an argument `pattern` or `some_pattern` in the sixteen patterns.
+
+    By default, a test that has the argument `some_pattern` runs in five of them, which contain each pair of settings.
+    """
     if "pattern" in metafunc.fixturenames:
         metafunc.parametrize("pattern", PATTERNS)
+    if "some_pattern" in metafunc.fixturenames:
+        metafunc.parametrize("some_pattern", pairwise(PATTERNS))
 
 
 @pytest.fixture(autouse=True)

@@ -86,8 +86,9 @@ def test_a_checkpoint_changes_later_random_numbers(make):
     assert not any("optimizers" in name or "acting" in name for name in changed)
 
 
-def test_every_pattern_resumes_with_an_exact_ledger(check_ledger, pattern):
-    schemes = [Scheme(*synthetic_agent(size=4, num_epochs=2, num_mini_batch=2), runtime="simulated", seed=1, **pattern)
+def test_every_pattern_resumes_with_an_exact_ledger(check_ledger, some_pattern):
+    schemes = [Scheme(*synthetic_agent(size=4, num_epochs=2, num_mini_batch=2), runtime="simulated", seed=1,
+                      **some_pattern)
                for _ in range(2)]
     first, second = schemes
     try:

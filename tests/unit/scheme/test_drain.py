@@ -11,6 +11,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, InjectedFault
 from pytorchrl.scheme.counters import WorkerCounters
+from tests.conftest import pairwise, seeds
 from tests.unit.scheme.conftest import PATTERNS
 
 LEARNER_THREAD = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC}
@@ -67,7 +68,7 @@ def made_by(scheme):
     return total
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_every_pattern_can_be_drained(make, check_ledger, pattern, seed):
     rng = random.Random(f"{seed} {pattern}")
     costs = {name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("step", "message", "grad", "update")}
@@ -87,7 +88,7 @@ def test_every_pattern_can_be_drained(make, check_ledger, pattern, seed):
 
 
 @pytest.mark.parametrize("settings", [
-    *PATTERNS, pytest.param(SHARDS, id="shards"),
+    *pairwise(PATTERNS), pytest.param(SHARDS, id="shards"),
     pytest.param({**LEARNER_THREAD, "inference": "central"}, id="central inference")])
 def test_a_scheme_can_be_drained_before_its_first_update(make, check_ledger, settings):
     """Check that collection starts after a drain, as for a checkpoint, although it has never run before."""
@@ -217,8 +218,8 @@ def test_drain_raises_the_error_of_a_worker(make):
         scheme.drain()
 
 
-def test_drain_works_on_threads(make_scheme, check_ledger, pattern):
-    scheme = make_scheme(**pattern)
+def test_drain_works_on_threads(make_scheme, check_ledger, some_pattern):
+    scheme = make_scheme(**some_pattern)
     for _ in range(3):
         scheme.step()
         ledger = scheme.drain(30.0)

@@ -32,9 +32,9 @@ def terminate(run):
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_run_continues_from_the_checkpoint_of_a_signal(make_scheme, pattern, tmp_path):
+def test_a_run_continues_from_the_checkpoint_of_a_signal(make_scheme, some_pattern, tmp_path):
     def learner(name, action=None, **options):
-        scheme = make_scheme(**pattern)
+        scheme = make_scheme(**some_pattern)
         return Learner(scheme, 300, tmp_path / name, callbacks=[At(5, action)] if action else [], **OPTIONS, **options)
     with pytest.raises(SystemExit) as caught, learner("ended", terminate, checkpoint_on_exit=True) as ended:
         ended.train()
@@ -47,7 +47,7 @@ def test_a_run_continues_from_the_checkpoint_of_a_signal(make_scheme, pattern, t
         resumed.train()
     LedgerSnapshot(**resumed.ledger).check()
     assert resumed.env_steps >= 300
-    if ASYNC in (pattern["col_communication"], pattern["grad_communication"]):
+    if ASYNC in (some_pattern["col_communication"], some_pattern["grad_communication"]):
         return
     with learner("whole", lambda run: run.save_checkpoint()) as whole:
         whole.train()

@@ -66,8 +66,8 @@ def make_updates(scheme, count):
 # Counting
 
 @pytest.mark.parametrize("algo", [ppo(), dqn()], ids=["ppo", "dqn"])
-def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, pattern, algo):
-    scheme = make_multi(algo, **pattern)
+def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, some_pattern, algo):
+    scheme = make_multi(algo, **some_pattern)
     make_updates(scheme, 6)
     check_ledger(scheme)
     metrics = scheme.metrics()
@@ -83,7 +83,7 @@ def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, 
         assert final["consumed"] >= 1.5 * final["consumed_unique"]
     else:
         assert final["resident"] > 0
-        batches = 2 if pattern["num_grad_workers"] == 2 and pattern["grad_communication"] is SYNC else 1
+        batches = 2 if some_pattern["num_grad_workers"] == 2 and some_pattern["grad_communication"] is SYNC else 1
         assert final["consumed"] == 8 * batches * scheme.version  # 8 transitions of one policy per batch
 
 

@@ -51,8 +51,8 @@ def test_ledger_check_finds_a_rollout_counted_twice(make_scheme, monkeypatch):
         scheme._final.check()
 
 
-def test_a_clean_stop_loses_no_step(make_scheme, pattern):
-    scheme = make_scheme(**pattern)
+def test_a_clean_stop_loses_no_step(make_scheme, some_pattern):
+    scheme = make_scheme(**some_pattern)
     for _ in range(4):
         scheme.step()
     final = scheme.stop()

@@ -58,12 +58,12 @@ def test_every_step_is_accounted_for(pattern, make_scheme, recorder, check_ledge
 
 
 @pytest.mark.timeout(60)
-def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_batch, all_collectors):
+def test_collectors_have_the_weights_of_the_learner(some_pattern, make_scheme, one_batch, all_collectors):
     """Check that each collector's weights equal the learner's weights of the same version, bit for bit.
 
     If collection and gradients are both synchronous, collectors have the version before the latest update.
     """
-    scheme = make_scheme(algo=one_batch, **pattern)
+    scheme = make_scheme(algo=one_batch, **some_pattern)
     root = scheme.start()
     server = root.local_worker
     states = {0: server.get_weights().state}
@@ -84,7 +84,7 @@ def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_ba
             for name, array in weights.state.items():
                 assert array.tobytes() == states[weights.version][name].tobytes()
             newest.append(weights.version)
-            in_turns = pattern["grad_communication"] is SYNC and pattern["col_communication"] is SYNC
+            in_turns = some_pattern["grad_communication"] is SYNC and some_pattern["col_communication"] is SYNC
             if in_turns:  # the latest update used a round that was collected with the previous version
                 assert weights.version == scheme.version - 1
         for handle in root.remote_workers:
@@ -101,8 +101,8 @@ def test_collectors_have_the_weights_of_the_learner(pattern, make_scheme, one_ba
 
 
 @pytest.mark.timeout(60)
-def test_stop_is_final_and_idempotent(pattern, make_scheme):
-    scheme = make_scheme(**pattern)
+def test_stop_is_final_and_idempotent(some_pattern, make_scheme):
+    scheme = make_scheme(**some_pattern)
     scheme.step()
     assert scheme.stop() == scheme.stop() == scheme.ledger()
     for call in (scheme.step, scheme.start):
@@ -118,8 +118,8 @@ def test_stop_before_start(make_scheme):
 
 
 @pytest.mark.timeout(60)
-def test_stop_right_after_start(pattern, make_scheme):
-    scheme = make_scheme(**pattern)
+def test_stop_right_after_start(some_pattern, make_scheme):
+    scheme = make_scheme(**some_pattern)
     scheme.start()
     start = time.monotonic()
     assert scheme.stop()["collected"] == 0

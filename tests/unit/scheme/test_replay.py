@@ -19,8 +19,8 @@ def make_updates(scheme, count):
 
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
-def test_steps_are_resident_until_newer_ones_replace_them(make_replay_scheme, check_ledger, pattern, runtime):
-    scheme = make_replay_scheme({"size": 4, "capacity": 10, "num_mini_batch": 2}, runtime=runtime, **pattern)
+def test_steps_are_resident_until_newer_ones_replace_them(make_replay_scheme, check_ledger, some_pattern, runtime):
+    scheme = make_replay_scheme({"size": 4, "capacity": 10, "num_mini_batch": 2}, runtime=runtime, **some_pattern)
     make_updates(scheme, 30)
     ledger = check_ledger(scheme)
     places = scheme.settings["num_grad_workers"] if scheme.settings["grad_execution"] == "Parallel" else 1

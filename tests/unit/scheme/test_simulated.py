@@ -31,17 +31,17 @@ def simulate(make_scheme, check_ledger):
     return run
 
 
-def test_equal_seeds_give_equal_runs(simulate, pattern):
-    first, again = simulate(7, updates=8, **pattern), simulate(7, updates=8, **pattern)
+def test_equal_seeds_give_equal_runs(simulate, some_pattern):
+    first, again = simulate(7, updates=8, **some_pattern), simulate(7, updates=8, **some_pattern)
     assert torch.equal(first.pop("parameters"), again.pop("parameters"))
     assert first == again  # events, ledger, lags and virtual times are all equal
 
 
-def test_different_schedule_seeds_give_different_interleavings(simulate, pattern):
-    digests = {simulate(seed, updates=4, **pattern)["digest"] for seed in range(3)}
+def test_different_schedule_seeds_give_different_interleavings(simulate, some_pattern):
+    digests = {simulate(seed, updates=4, **some_pattern)["digest"] for seed in range(3)}
     # With central synchronous collection and central gradients there is only one thread, so there is only one schedule.
-    has_one_thread = pattern[
-        "num_col_workers"] == pattern["num_grad_workers"] == 1 and pattern["col_communication"] == "synchronous"
+    counts = some_pattern["num_col_workers"], some_pattern["num_grad_workers"]
+    has_one_thread = counts == (1, 1) and some_pattern["col_communication"] == "synchronous"
     assert len(digests) == (1 if has_one_thread else 3)
 
 

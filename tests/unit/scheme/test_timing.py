@@ -135,14 +135,14 @@ def test_idle_is_the_remaining_time():
 
 
 @pytest.mark.parametrize("agent", [{}, {"capacity": 40}], ids=["rollouts", "replay"])
-def test_seconds_of_every_level_are_the_sum_over_its_workers(run, pattern, agent):
-    metrics = run(agent=agent, **pattern)
+def test_seconds_of_every_level_are_the_sum_over_its_workers(run, some_pattern, agent):
+    metrics = run(agent=agent, **some_pattern)
     time_s = metrics["time_s"]
     elapsed = sum(time_s["update"].values())
-    grads = pattern["num_grad_workers"]
+    grads = some_pattern["num_grad_workers"]
     # The sums would exceed the elapsed time if a part were counted twice, because idle time is never negative.
     assert sum(time_s["gradients"].values()) == pytest.approx(grads * elapsed)
-    assert sum(time_s["collection"].values()) == pytest.approx(grads * pattern["num_col_workers"] * elapsed)
+    assert sum(time_s["collection"].values()) == pytest.approx(grads * some_pattern["num_col_workers"] * elapsed)
     assert time_s["collection"]["environment"] == pytest.approx(metrics["rollouts"] * 4 * COSTS["step"])
     assert time_s["gradients"]["grad"] == pytest.approx(metrics["grads_received"] * COSTS["grad"])
 

@@ -11,8 +11,8 @@ from pytorchrl.errors import ConfigError
 SLOW = {"target_network": True, "kl_coef": 0.4}
 
 
-def test_impala_runs_in_all_patterns(make_scheme, pattern):
-    scheme = make_scheme(algo=IMPALA.create_factory(), storage=VTraceBuffer, **pattern)
+def test_impala_runs_in_all_patterns(make_scheme, some_pattern):
+    scheme = make_scheme(algo=IMPALA.create_factory(), storage=VTraceBuffer, **some_pattern)
     start = scheme.acting_state()["all"]
     for _ in range(4):
         info = scheme.step()

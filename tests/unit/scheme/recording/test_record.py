@@ -16,8 +16,8 @@ from tests.conftest import seeds
 
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
-def test_every_pattern_is_replayed_bit_for_bit(runs, pattern, runtime):
-    runs.twice(runtime=runtime, updates=10, **pattern)
+def test_every_pattern_is_replayed_bit_for_bit(runs, some_pattern, runtime):
+    runs.twice(runtime=runtime, updates=10, **some_pattern)
 
 
 @pytest.mark.parametrize("settings", [
