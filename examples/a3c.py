@@ -29,7 +29,7 @@ def main() -> None:
         algorithm, actor, storage, train_envs, test_envs, num_grad_workers=args.num_grad_workers, updates_per_step=10,
         max_grad_lag=args.max_grad_lag, lag_policy="apply" if args.max_grad_lag is None else "scale", seed=args.seed)
 
-    with Learner(scheme, target_steps=2_000 if args.smoke else 500_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 500_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
         metrics = learner.get_metrics()["scheme"]

@@ -30,7 +30,7 @@ def main() -> None:
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers,
         col_communication=ASYNC, queue_size=1, col_in_flight=1, seed=args.seed)
 
-    with Learner(scheme, target_steps=2_000 if args.smoke else 400_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 400_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
         lag = learner.get_metrics()["policy_lag"]

@@ -28,7 +28,7 @@ def main() -> None:
     # The scheme decides where each operation runs. By default, collection and learning take turns in this process.
     scheme = Scheme(algorithm, actor, storage, train_envs, test_envs, seed=args.seed)
 
-    with Learner(scheme, target_steps=2_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 

@@ -27,7 +27,7 @@ def main() -> None:
         algorithm, actor, storage, train_envs, test_envs, num_grad_workers=args.num_grad_workers,
         num_col_workers=args.num_col_workers, col_fraction_workers=args.fraction, fraction_samples=0.25, seed=args.seed)
 
-    with Learner(scheme, target_steps=2_000 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
         metrics = learner.get_metrics()["scheme"]

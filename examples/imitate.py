@@ -20,7 +20,7 @@ from pytorchrl.play.dataset import Dataset, read_dataset, record_dataset
 
 def main() -> None:
     args = parse_args()
-    expert = prl.train("ppo", "CartPole-v1", target_steps=2_000 if args.smoke else 50_000, num_envs=8,
+    expert = prl.train("ppo", "CartPole-v1", target_steps=500 if args.smoke else 50_000, num_envs=8,
                        log_dir=args.log_dir, seed=args.seed, progress=False)
     print(f"expert: {expert.summary['env_steps']:,} env steps")
 

@@ -28,7 +28,7 @@ def main() -> None:
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, train_batch_size=256,
         queue_size=args.queue_size, col_in_flight=1, max_policy_lag=args.max_policy_lag, seed=args.seed)
 
-    with Learner(scheme, target_steps=2_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
         # The learner thread continues to train during the evaluation, so the metrics are read before it.
         metrics = learner.get_metrics()

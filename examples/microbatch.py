@@ -29,7 +29,7 @@ def main() -> None:
         train_batch_size=args.train_batch_size, microbatch_size=args.microbatch_size, norm_over="microbatch",
         seed=args.seed)
 
-    with Learner(scheme, target_steps=4_000 if args.smoke else 400_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 400_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
         passes = learner.get_metrics()["scheme"]["backward_passes"]

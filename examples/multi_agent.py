@@ -50,7 +50,7 @@ def main() -> None:
             ReplayBuffer.create_factory(50_000, rollout_size=5))
 
     scheme = Scheme(*agent, envs, envs, seed=args.seed)
-    with Learner(scheme, target_steps=2_000 if args.smoke else 30_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 30_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=4 if args.smoke else 100)
         metrics = learner.get_metrics()["scheme"]

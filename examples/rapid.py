@@ -27,7 +27,7 @@ def main() -> None:
         num_col_workers=args.num_col_workers, queue_size=1, col_in_flight=1,
         distribute_gradients=not args.central, seed=args.seed)
 
-    with Learner(scheme, target_steps=2_000 if args.smoke else 200_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 200_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
         lag = learner.get_metrics()["policy_lag"]

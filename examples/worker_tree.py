@@ -35,7 +35,7 @@ def main() -> None:
     scheme = Scheme.from_factory(
         gradients, grad_execution=PARALLEL, test_envs_factory=test_envs, runtime=args.runtime, seed=args.seed)
 
-    with Learner(scheme, target_steps=4_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
+    with Learner(scheme, target_steps=500 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
         ledger = learner.stop()
