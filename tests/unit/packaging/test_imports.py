@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 
 import pytest
 
 import pytorchrl
+from tests.conftest import ROOT
 from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, reads_source
 
 # The folders (and files) directly in the package -> those that each of them may import; docs/developer/map.md says why.
@@ -84,6 +86,21 @@ def test_every_folder_has_a_rule_and_rules_allow_no_circle():
     for room, allowed in MAY_IMPORT.items():  # each room stands below the rooms that it may import
         assert allowed <= placed, room
         placed.add(room)
+
+
+def test_the_map_states_these_rules_and_names_files_that_exist():
+    page = (ROOT / "docs/developer/map.md").read_text(encoding="utf-8")
+    picture = (ROOT / "docs/_static/map.svg").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \| [^|]* \|([^|]*)\| `([\w/]+\.py)` \|$", page, re.MULTILINE)
+    everywhere = {"errors", "support", "files"}
+    expected = {folder: allowed - everywhere for folder, allowed in MAY_IMPORT.items()}
+    for folder in ("cli", "errors", "__main__"):
+        del expected[folder]
+    assert {folder: set(re.findall(r"`(\w+)`", allowed)) for folder, allowed, _ in rows if folder != "cli"} == expected
+    for folder in MAY_IMPORT:
+        assert folder == "__main__" or f">{folder}{'.py' if folder == 'errors' else '/'}</text>" in picture, folder
+    for file in re.findall(r"`((?:\w+/)+\w+\.py)`", page):
+        assert (PACKAGE / file).is_file() or (ROOT / file).is_file(), file
 
 
 def test_the_listing_is_short():

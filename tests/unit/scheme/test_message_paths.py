@@ -1,4 +1,4 @@
-"""Tests of the files through which messages, errors and checkpoints pass, and of the page that names these files."""
+"""Tests of the files through which messages, options, errors and checkpoints pass, and of the page that names them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,29 @@ SECTIONS = {
     "rollout, central and synchronous": ("A rollout of a central, synchronous scheme", 3, 0),
     "gradient, parallel and synchronous": ("A gradient", 9, 4),
     "weights, parallel and asynchronous": ("New weights", 5, 7),
+    "train(gae_lambda=...)": ("An option", 12, 12),
     "error": ("An error", 17, 9),
     "checkpoint": ("A checkpoint", 10, 0),
 }
 
 
+def load(script):
+    """Return the module of a script in `benchmarks/`."""
+    spec = importlib.util.spec_from_file_location(script, ROOT / "benchmarks" / f"{script}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @functools.cache
 def files_of(name):
-    """Return the files that `benchmarks/message_paths.py` finds on a path, relative to the package, and the returns."""
-    spec = importlib.util.spec_from_file_location("message_paths", ROOT / "benchmarks" / "message_paths.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    special = {"error": script.trace_error, "checkpoint": script.trace_checkpoint}
-    path = special[name]() if name in special else script.trace(*script.PATHS[name])
+    """Return the files on a path, relative to the package, and how often it returns to a file; see `benchmarks/`."""
+    if name == "train(gae_lambda=...)":
+        path = load("option_path").trace(name)
+    else:
+        script = load("message_paths")
+        special = {"error": script.trace_error, "checkpoint": script.trace_checkpoint}
+        path = special[name]() if name in special else script.trace(*script.PATHS[name])
     return [file.removeprefix("pytorchrl/") for file in path["files"] if file != "storage"], path["returns"]
 
 
