@@ -183,12 +183,11 @@ FLAGS: dict[str, list[str]] = {
     "env": ["ppo", "--env", "mistakes:Broken-v0"],
     "env raise": ["ppo", "--env", "mistakes:Broken-v0", "--on-env-error", "raise"],
     "env built": ["ppo", "--env", "mistakes:Unbuilt-v0"],
-    "network": ["ppo", "--env", "mistakes:Maze-v0", "--feature-extractor", "mistakes:Network"],
     "loss": ["mistakes:Loss", "--env", "mistakes:Maze-v0"],
     "killed": ["ppo", "--env", "mistakes:Dying-v0", "--on-worker-failure", "raise"],
     "killed again": ["ppo", "--env", "mistakes:Dying-v0"],
 }
-CASES = (*FLAGS, "reward", "callback", "no ray", "ray dies", "disk")
+CASES = (*FLAGS, "network", "reward", "callback", "no ray", "ray dies", "disk")
 
 
 def is_possible(case: str, place: str, driver: str) -> bool:
