@@ -70,8 +70,6 @@ class Learner:
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
-        if "eval_episodes" in options and "eval_every" not in options:
-            raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
         self.scheme, self.target_steps = check_scheme(scheme), target_steps
         raise_all(self.options.problems_with(
             has_tests=scheme.agent.test_envs_factory is not None,

@@ -71,8 +71,9 @@ class LearnerOptions(Options):
             yield from self._without_effect(("grace_s",), "checkpoint_on_exit or checkpoint_every",
                                             "checkpoint_on_exit", "checkpoint_every")
         if self.eval_every is None:
-            yield from self._without_effect(("eval_timeout_s",), "eval_every: without it nothing is evaluated",
-                                            "eval_every")
+            for name in ("eval_episodes", "eval_timeout_s"):
+                yield from self._without_effect(
+                    (name,), "eval_every: without it nothing is evaluated", "eval_every")
         if not self.callbacks:
             yield from self._without_effect(
                 ("on_callback_error", "callback_timeout_s"), "callbacks, of which there are none", "callbacks")

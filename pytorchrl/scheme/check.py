@@ -12,7 +12,6 @@ from pytorchrl.scheme.gradients.defaults import default_problems
 from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings
 from pytorchrl.scheme.rules import rule_problems, rule_warnings
-from pytorchrl.scheme.tree import collectors_of
 
 
 def check(agent: Agent | None, settings: Settings) -> list[Problem]:
@@ -38,7 +37,7 @@ def _contradictions(agent: Agent | None, settings: Settings) -> Iterator[Problem
     yield from Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray).problems()
     if agent is not None and not broken:
         yield from agent_problems(agent, settings)
-        yield from default_problems(settings.collection, collectors_of(agent, settings.collection))
+        yield from default_problems(settings.collection, agent)
 
 
 def keyword_problems(keywords: Mapping[str, object]) -> list[Problem]:

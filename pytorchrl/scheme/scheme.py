@@ -37,7 +37,7 @@ from pytorchrl.scheme.recording.record import RecordWriter, describe, read_recor
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_settings
 from pytorchrl.scheme.supervision.evaluation import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.tree import collectors_of, evaluator_of, workers_of
+from pytorchrl.scheme.tree import evaluator_of, workers_of
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.support.terminal import printable
@@ -111,7 +111,7 @@ class Scheme(Architectures):
         problems.add(check(self.agent, nested))
         problems.raise_all()
         texts = warnings_of(self.agent, nested)
-        collection, more = resolve_defaults(nested.collection, collectors_of(self.agent, nested.collection))
+        collection, more = resolve_defaults(nested.collection, self.agent)
         self.nested = replace(nested, collection=collection)
         replay = self.nested.recording.replay
         self._replay = None if replay is None else read_record(replay)

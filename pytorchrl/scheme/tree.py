@@ -9,18 +9,14 @@ from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 
 
-def collectors_of(agent: Agent, collection: Collection) -> CWorkerSetFactory:
-    """Return the factory of an agent's collection workers."""
-    return CWorkerSetFactory(
-        collection, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
-
-
 def workers_of(agent: Agent, gradients: GWorkerSet.Options, collection: Collection) -> GWorkerSetFactory:
     """Return the factory of an agent's gradient workers and of the workers below them."""
     shards = None
     if isinstance(collection, ReplayCollection):
         shards = RWorkerSetFactory(collection, agent.algo_factory, agent.actor_factory, agent.storage_factory)
-    return GWorkerSetFactory(gradients, collection, collectors_of(agent, collection), shards)
+    collectors = CWorkerSetFactory(
+        collection, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
+    return GWorkerSetFactory(gradients, collection, collectors, shards)
 
 
 def evaluator_of(agent: Agent, seed: int, num_threads: int | None) -> dict[str, object]:

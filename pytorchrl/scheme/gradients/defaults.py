@@ -10,20 +10,21 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.multi.replay import MultiAgentReplay
 from pytorchrl.errors import Problem
-from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.gradients.microbatch import reason_to_keep_batch
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
 from pytorchrl.support.problems import problems_in, raise_all
 
 if TYPE_CHECKING:
+    from pytorchrl.agent.factories import Agent
     from pytorchrl.agent.options import Factory
     from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 
 _PREFETCHED_BATCHES = 4
 
 
-def resolve_defaults(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
+def resolve_defaults(collection: Collection, agent: Agent | CWorkerRecipe) -> tuple[Collection, list[str]]:
     """Fill in the collection options whose defaults depend on the agent; return all options and a list of warnings.
 
     Raises:
@@ -40,7 +41,7 @@ def resolve_defaults(collection: Collection, agent: CWorkerSetFactory) -> tuple[
     return collection, []
 
 
-def default_problems(collection: Collection, agent: CWorkerSetFactory) -> list[Problem]:
+def default_problems(collection: Collection, agent: Agent | CWorkerRecipe) -> list[Problem]:
     """Return the contradictions between options of collection, including those filled in, and the agent."""
     if isinstance(collection, ReplayCollection):
         return list(_replay_problems(collection, agent))
@@ -49,7 +50,7 @@ def default_problems(collection: Collection, agent: CWorkerSetFactory) -> list[P
     return []
 
 
-def _replay_problems(collection: ReplayCollection, agent: CWorkerSetFactory) -> Iterator[Problem]:
+def _replay_problems(collection: ReplayCollection, agent: Agent | CWorkerRecipe) -> Iterator[Problem]:
     storage, num_shards = agent.storage_factory, collection.num_replay_workers
     found = problems_in(check_replay, storage, collection.size)
     yield from found
@@ -69,7 +70,7 @@ def _replay_problems(collection: ReplayCollection, agent: CWorkerSetFactory) -> 
             yield Problem(text, "raise size", ("size", *names))
 
 
-def _sizes(collection: ReplayCollection, agent: CWorkerSetFactory) -> tuple[int, int, int]:
+def _sizes(collection: ReplayCollection, agent: Agent | CWorkerRecipe) -> tuple[int, int, int]:
     """Return the total size of the shards, and the values of `train_batch_size` and `learning_starts`."""
     storage, algorithm = agent.storage_factory, agent.algo_factory.options
     is_kept = provided_kind(storage).is_kept
@@ -114,7 +115,7 @@ def _microbatch_problems(collection: SynchronousCollection, algorithm: Factory[A
 
 
 def _resolve_microbatches(
-        collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
+        collection: SynchronousCollection, agent: Agent | CWorkerRecipe) -> tuple[SynchronousCollection, list[str]]:
     """Return the options, with the default of `prefetch` filled in, and a list of warnings."""
     algorithm = agent.algo_factory
     reason, name = reason_to_keep_batch(algorithm.options, collection.norm_over), algorithm.cls.__name__

@@ -35,9 +35,11 @@ WRONG = {
          ("col_in_flight=4: only with col_communication='asynchronous'", "leave col_in_flight out"),
          ("num_mini_batch must not exceed the batch", "lower num_mini_batch")]),
     "a limit of an architecture, another algorithm, a wrong value, an option of the learner": (
-        lambda: pytorchrl.train("ppo", "CartPole-v1", preset="rapid", num_grad_workers=1, gamma=2, eval_timeout_s=3),
+        lambda: pytorchrl.train("ppo", "CartPole-v1", preset="rapid", num_grad_workers=1, gamma=2, eval_timeout_s=3,
+                                eval_episodes=3),
         [("num_grad_workers=1 is too small", "give 2 or more"), ("rapid provides .*, but PPO learns", "algorithms for"),
-         ("gamma must be a number >= 0.0 and <= 1.0", "got 2"), ("eval_timeout_s needs eval_every", "or leave")]),
+         ("gamma must be a number >= 0.0 and <= 1.0", "got 2"), ("eval_timeout_s needs eval_every", "or leave"),
+         ("eval_episodes needs eval_every", "or leave eval_episodes out")]),
     "an unknown architecture, checkpoints without a directory, environments that cannot be built": (
         lambda: pytorchrl.train("ppo", "CartPole-v1", preset="impla", num_envs=0, checkpoint_every=10),
         [("preset must be one of", "got 'impla'"), ("num_envs must be a whole number >= 1", "got 0"),
