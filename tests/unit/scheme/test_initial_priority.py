@@ -210,7 +210,7 @@ def test_priorities_that_nothing_would_set_are_refused(make_apex, settings, text
 
 def test_initial_priority_requires_replay_workers():
     algo, actor, storage, envs = synthetic_agent(4, capacity=100)
-    with pytest.raises(ConfigError, match=r"initial_priority='worker' is for.*give num_replay_workers"):
+    with pytest.raises(ConfigError, match=r"initial_priority='worker': only .*with num_replay_workers; change"):
         Scheme(algo, actor, storage, envs, initial_priority="worker")
 
 

@@ -74,7 +74,7 @@ def test_rollout_options_are_refused_with_replay(make_replay_scheme, name, value
 
     A rollout that is used in several passes, for example, would be inserted into replay repeatedly.
     """
-    message = f"{name}={value} is for rollouts that are used and discarded; SyntheticReplay stores them"
+    message = f"{name}={value} is for rollouts that are used and discarded, but SyntheticReplay stores them"
     with pytest.raises(ConfigError, match=message):
         make_replay_scheme({"capacity": 10}, col_communication=ASYNC, **{name: value})
 

@@ -235,12 +235,11 @@ def test_train_accepts_impala_with_the_apex_preset():
     ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a "
                             "SyntheticStorage; leave prioritized out"),
     ({"initial_priority": "worker"}, "initial_priority='worker' needs a storage with priorities"),
-    ({"microbatch_size": 4}, "microbatch_size=4 is for synchronous collection or asynchronous collection without "
-                             "replay workers, but this is asynchronous collection with replay workers; give .* "
-                             "without num_replay_workers, or leave microbatch_size out"),
+    ({"microbatch_size": 4}, "microbatch_size=4: only without num_replay_workers; change that, or leave "
+                             "microbatch_size out"),
     ({"learning_starts": 500}, "learning_starts 500 exceeds size 400"),
     ({"num_replay_workers": None, "train_batch_size": None},
-     "size=400 is for asynchronous collection with replay workers, but .*; give num_replay_workers"),
+     "size=400: only with num_replay_workers; change that, or leave size out"),
 ])
 def test_unused_or_invalid_settings_are_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):

@@ -187,11 +187,11 @@ def test_faults_work_in_every_runtime_of_this_process(make_scheme, runtime):
     ({"faults": "kill col.1 @ step 1"}, "faults kills a worker, but"),
     ({"faults": "kill col.1 @ step 1", "num_col_workers": 2}, "a thread cannot be killed"),
     ({"faults": "stab col.1"}, "action must be one of"), ({"faults": 3}, "faults must be a string or None"),
-    ({"schedule_seed": 3}, "is for the simulated runtime.*give runtime=.simulated."),
-    ({"costs": {"step": 1}}, "is for the simulated runtime.*give runtime=.simulated."),
+    ({"schedule_seed": 3}, ": only with runtime=.simulated.; change that, or leave"),
+    ({"costs": {"step": 1}}, ": only with runtime=.simulated.; change that, or leave"),
     ({"runtime": "simulated", "schedule_seed": -1}, "schedule_seed"),
     ({"runtime": "simulated", "costs": {"walk": 1}}, "keys are the operations"),
-    ({"runtime": "simulated", "address": "local"}, "address=.local. is for the Ray runtime"),
+    ({"runtime": "simulated", "address": "local"}, "address=.local.: only with runtime=.ray. and remote workers"),
 ])
 def test_contradictory_options_are_refused(make_scheme, settings, message):
     with pytest.raises(ConfigError, match=message):

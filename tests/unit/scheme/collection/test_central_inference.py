@@ -303,7 +303,8 @@ def test_a_resumed_run_goes_on(make_scheme, check_ledger):
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    ({"inference": "central", "num_col_workers": 3}, "inference='central' is for asynchronous collection"),
+    ({"inference": "central", "num_col_workers": 3}, "inference='central': only with "
+     "col_communication='asynchronous'; give that, or backend='async'"),
     ({**CENTRAL}, "inference='central' needs num_col_workers >= 2"),
     ({**THREE, "col_in_flight": 3}, "col_in_flight=3 is for inference='worker'"),
     ({**THREE, "inference_batch": 4}, r"inference_batch must not exceed .* got 4 > 3"),
