@@ -22,22 +22,23 @@ from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
 from pytorchrl.scheme.check import check, warnings_of
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.options.base import ASYNC
-from pytorchrl.scheme.options.collection import Collection
+from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
 from pytorchrl.scheme.precisions import decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_settings
 from pytorchrl.scheme.supervision.evaluation import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.tree import evaluator_of, workers_of
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.support.terminal import printable
@@ -54,6 +55,23 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
     from pytorchrl.agent.storages.base import Storage
+
+
+def _workers_of(agent: Agent, gradients: GradientKind, collection: Collection) -> GWorkerSetFactory:
+    """Return the factory of an agent's gradient workers and of the workers below them."""
+    shards = None
+    if isinstance(collection, ReplayCollection):
+        shards = RWorkerSetFactory(collection, agent.algo_factory, agent.actor_factory, agent.storage_factory)
+    collectors = CWorkerSetFactory(
+        collection, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
+    return GWorkerSetFactory(gradients, collection, collectors, shards)
+
+
+def _evaluator_of(agent: Agent, seed: int, num_threads: int | None) -> dict[str, object]:
+    """Return the arguments of an agent's `Evaluator`, which uses `num_threads` PyTorch threads."""
+    parts = {name: part for name, part in agent.as_dict().items()
+             if name in ("algo_factory", "actor_factory", "test_envs_factory")}
+    return {"index_worker": 1, **parts, "seed": seed, "num_threads": num_threads}
 
 
 def check_scheme(scheme: T) -> T:
@@ -224,7 +242,7 @@ class Scheme(Architectures):
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         nested = self.nested
-        factory = replace(workers_of(self.agent, nested.gradients, nested.collection), supervision=nested.supervision,
+        factory = replace(_workers_of(self.agent, nested.gradients, nested.collection), supervision=nested.supervision,
                           seed=self.seed, num_threads=nested.process.num_threads)
         return UWorker(
             factory, options=nested.updates, gradients=nested.gradients, device=nested.process.device,
@@ -450,7 +468,7 @@ class Scheme(Architectures):
             remote = self.has_remote_workers
             self.evaluations = Evaluations(
                 self._runtime if remote else self._runtime.in_process(),
-                evaluator_of(self.agent, self.seed, self.nested.process.num_threads if remote else None),
+                _evaluator_of(self.agent, self.seed, self.nested.process.num_threads if remote else None),
                 retries=self.nested.supervision.on_worker_failure != "raise")
         self.evaluations.start(weights, num_episodes, timeout_s)
 
