@@ -19,9 +19,8 @@ from pytorchrl.learner.files import RunFiles
 from pytorchrl.learner.measurements import Due, EvaluationTimer, Measurements, Target
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Progress, start_progress, to_json
-from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.scheme import check_scheme
+from pytorchrl.scheme.scheme import Scheme, check_scheme
 from pytorchrl.support.problems import raise_all
 from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
