@@ -70,8 +70,9 @@ def main() -> None:
         col_communication="asynchronous", queue_size=1, col_in_flight=1, seed=args.seed)
 
     # Evaluations run on a separate worker while training continues.
+    evaluations = {} if args.smoke else {"eval_every": 500_000, "eval_episodes": 5}
     with Learner(
-        scheme, target_steps, args.log_dir, eval_every=None if args.smoke else 500_000, eval_episodes=5,
+        scheme, target_steps, args.log_dir, **evaluations,
     ) as learner:
         learner.train()
         if not args.smoke:  # a complete game takes thousands of steps

@@ -33,8 +33,9 @@ def main() -> None:
     storage = GAEBuffer.create_factory(size=num_steps, gae_lambda=0.95)
     scheme = Scheme(algorithm, actor, storage, train_envs, test_envs, seed=args.seed)
 
+    evaluations = {} if args.smoke else {"eval_every": 100_000, "eval_episodes": 4}
     with Learner(
-        scheme, target_steps, args.log_dir, eval_every=None if args.smoke else 100_000, eval_episodes=4,
+        scheme, target_steps, args.log_dir, **evaluations,
     ) as learner:
         learner.train()
         if not args.smoke:  # an episode has 1,000 steps

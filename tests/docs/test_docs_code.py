@@ -33,7 +33,7 @@ PAGES = sorted(
 USE_RAY = {"r2d2.md", "reproducibility.md", "scaling.md"}
 # Numbers of env steps from which the shorter training is computed.
 FEW_STEPS, MOST_STEPS = 100, 300
-MORE_STEPS = {"comparing_runs.md": 1_500, "scaling.md": 1_000}
+MORE_STEPS = {"comparing_runs.md": 1_500, "scaling.md": 10**6}
 _STEPS = re.compile(r"(\btarget_steps ?= ?|--target-steps )([\d_]+)")
 # Time limit of each process in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300

@@ -314,7 +314,7 @@ class ReplayCollection(
     """Collection into replay shards, from which the learner samples its batches."""
 
     chosen: ClassVar[tuple[str, ...]] = ("with col_communication='asynchronous'", "with num_replay_workers")
-    instead: ClassVar[Mapping[str, str]] = {"learning_starts": ", and give start_steps of the algorithm instead"}
+    instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; give start_steps of the algorithm instead"}
 
     def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other."""

@@ -12,7 +12,7 @@ import pytest
 
 from pytorchrl import ASYNC, DQN, PPO, GAEBuffer, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.cli import main
-from pytorchrl.errors import InsufficientResourcesError
+from pytorchrl.errors import InsufficientResourcesError, StartError
 from pytorchrl.runtime import CPU_RESOURCES
 from pytorchrl.runtime.machine import WORKER_BYTES, Machine, check_machine, this_machine
 from pytorchrl.runtime.ray.runtime import RayRuntime
@@ -84,7 +84,7 @@ def test_a_scheme_refuses_too_many_workers_before_ray_starts(no_ray, agent, sett
 
 def test_memory_of_a_cluster_is_checked_only_after_connecting(no_ray):
     scheme = Scheme(*on_policy_agent(), seed=1, num_col_workers=500, address="10.255.255.1:6379")
-    with pytest.raises(ImportError, match="ray"):  # only Ray knows the memory of the cluster
+    with pytest.raises(StartError, match="needs Ray"):  # only Ray knows the memory of the cluster
         scheme.start()
     scheme.stop()
 

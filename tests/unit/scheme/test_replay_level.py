@@ -109,7 +109,7 @@ OF_QUEUE = ": only without num_replay_workers; change that, or leave .* out"
     ({"num_replay_workers": 0}, "num_replay_workers must be a whole number >= 1, got 0"),
     ({"num_replay_workers": None, "routing": "by_stream"}, f"routing='by_stream'{OF_REPLAY}"),
     ({"num_replay_workers": None, "learning_starts": 5},
-     f"learning_starts=5{OF_REPLAY}.*, and give start_steps of the algorithm instead"),
+     f"learning_starts=5{OF_REPLAY}.*; give start_steps of the algorithm instead"),
     ({"col_communication": "synchronous"}, "num_replay_workers needs col_communication='asynchronous'"),
     ({"num_passes": 2}, f"num_passes=2{OF_QUEUE}"),
     ({"queue_policy": "drop_oldest"}, f"queue_policy='drop_oldest'{OF_QUEUE}"),

@@ -191,7 +191,7 @@ def test_documented_names_are_translated_everywhere(capsys, agent, name, meant):
     ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
     ("ppo", "encoder", "did you mean 'feature_extractor' (a function of a space that builds a network)?"),
     ("ppo", "actor", "; feature_extractor and hidden_sizes change its networks; an actor of your own is the actor_f"),
-    ("sac", "learning_starts", ", and give start_steps of the algorithm instead"),
+    ("sac", "learning_starts", "; give start_steps of the algorithm instead"),
 ])
 def test_train_suggests_the_option_for_a_name(algorithm, name, message):
     env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
