@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -22,13 +22,14 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.untyped import DataOfAgent
 
 T = TypeVar("T")
-Chosen = Any
+Chosen = DataOfAgent
 """The result of `act`: an action, or a mapping from agents to actions; with memory, a pair (actions, next memory)."""
-MemoryState = Any
+MemoryState = DataOfAgent
 """The memory of a policy, or a mapping from agents to memories; None at the start of an episode."""
-Mask = Any
+Mask = DataOfAgent
 """A mask of allowed actions, or a mapping from agents to masks; None if the environment's `info` has no masks."""
 
 POLICY = "policy"

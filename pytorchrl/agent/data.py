@@ -12,13 +12,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.support.untyped import BatchOfKind, MetricsDict
+from pytorchrl.support.untyped import BatchOfKind, FieldValue, MetricsDict, Numeric, Payload
 
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
@@ -29,7 +29,7 @@ PREVIOUS = "q/previous"
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
-LossParameters = Mapping[str, Any]
+LossParameters = Mapping[str, Numeric]
 """The current values of updatable options, by name: floats, or scalar tensors in a compiled loss."""
 
 
@@ -59,7 +59,7 @@ def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
 D = TypeVar("D")
 
 
-def map_tensors(data: D, function: Callable[[Any], Any]) -> D:  # `function` takes a tensor or an array
+def map_tensors(data: D, function: Callable[[Payload], Payload]) -> D:
     """Return a copy with `function` applied to every tensor or array in nested dataclasses, dictionaries and lists."""
     if isinstance(data, dict):
         return {key: map_tensors(value, function) for key, value in data.items()}  # type: ignore[return-value]
@@ -218,9 +218,9 @@ class RolloutData:
         valid = self.valid.numpy() if isinstance(self.valid, Tensor) else self.valid
         return int(np.count_nonzero(valid))  # faster than the sum of a small tensor
 
-    def map(self, function: Callable[[Any], object]) -> RolloutData:  # `function` also takes encoded arrays
+    def map(self, function: Callable[[Payload], object]) -> RolloutData:
         """Return a copy with `function` applied to every tensor, array or encoded array (`Packed`)."""
-        def apply(value: object) -> Any:  # the type of the result depends on the field
+        def apply(value: object) -> FieldValue:
             if value is None:
                 return None
             return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from typing import Any
 
-Moments = tuple[Any, Any, Any]
+from pytorchrl.support.untyped import Numeric
+
+Moments = tuple[Numeric, Numeric, Numeric]
 """(count, mean, M2): number of samples, mean and sum of squared deviations; numbers, or float64 tensors."""
 
 

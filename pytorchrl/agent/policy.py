@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,10 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.env.spaces import LeafReading, ObservationReader, RawSpaces, action_start, part_at
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.untyped import EnvValue
 
-RawObs = Any
+RawObs = EnvValue
 """Observations of an environment: a tensor (B, ...), or nested dictionaries and tuples of tensors."""
-PolicyOutput = Any
-"""Actions (B, ...); for a policy with memory, a pair of actions and the next memory."""
 
 
 class Policy(nn.Module):
@@ -57,7 +55,7 @@ class Policy(nn.Module):
 
     def forward(
         self, obs: RawObs, memory: Mapping[str, Tensor] | None = None, mask: Tensor | None = None,
-    ) -> PolicyOutput:
+    ) -> Tensor | tuple[Tensor, Obs]:
         """Choose the best actions.
 
         Args:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
 from pytorchrl.errors import ConfigError, WeightsError
+from pytorchrl.support.untyped import OptionsOfSubclass
 
 
 class Updatable:
     """Base class of algorithms and storages; their options declared as `updatable` may change during training."""
 
-    options: Any  # an instance of the class's `Options`
+    options: OptionsOfSubclass
     """Checked options."""
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     """Name -> schedule, for each parameter that changes with env steps."""

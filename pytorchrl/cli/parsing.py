@@ -9,12 +9,13 @@ import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.option_values.text import form_of, parse, to_text
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.terminal import printable
+from pytorchrl.support.untyped import Forwarded
 
 if TYPE_CHECKING:
     from pytorchrl.training.composition import OptionSpec
@@ -41,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         options: Arguments of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # passed to argparse.ArgumentParser
+    def __init__(self, *, known: Known | None = None, **options: Forwarded) -> None:
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
         # By default, argparse treats `-1e-3` and `-inf` as flags. With this pattern, they are values.
@@ -106,7 +107,7 @@ def add_option_flags(
             continue
         flag, group = flag_of(name), groups[spec.group]
         text = f"{spec.help.rstrip('.')} [{to_text(preset.get(name, spec.default))}]".replace("%", "%%")
-        given: dict[str, Any] = {  # keyword arguments of add_argument
+        given: dict[str, Forwarded] = {  # keyword arguments of add_argument
             "dest": name, "type": functools.partial(_parsed, hint=spec.hint), "default": argparse.SUPPRESS,
             "metavar": values_of(spec), "help": text if show_all or is_common(spec) else argparse.SUPPRESS}
         if spec.hint is bool or {bool, str} <= set(typing.get_args(spec.hint)):
@@ -148,8 +149,8 @@ class _Joined(argparse.Action):
     """Action that stores all values after a flag as one tuple: `64 64` is the same as `64,64`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
-                 values: Any, option_string: str | None = None) -> None:  # Any, as in argparse.Action.__call__
-        setattr(namespace, self.dest, tuple(item for value in values for item in value))
+                 values: str | Sequence[Sequence[object]] | None, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, tuple(item for value in values or () for item in value))
 
 
 def positive_seconds(text: str) -> float:

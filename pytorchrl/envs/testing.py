@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import Any, ClassVar
+from typing import ClassVar, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.untyped import Forwarded
 
 AgentsReset = tuple[dict[str, np.ndarray], dict[str, Info]]
 """Observations and infos by agent."""
@@ -118,7 +119,7 @@ class SleepEnv(CountingEnv):
         counting: Arguments of `CountingEnv`.
     """
 
-    def __init__(self, step_s: float = 0.005, **counting: Any) -> None:  # arguments of `CountingEnv`
+    def __init__(self, step_s: float = 0.005, **counting: Forwarded) -> None:
         super().__init__(**counting)
         self._step_s = step_s
 
@@ -139,7 +140,7 @@ class FaultyEnv(CountingEnv):
         counting: Arguments of `CountingEnv`.
     """
 
-    def __init__(self, fault: str, at: int = 0, **counting: Any) -> None:  # arguments of `CountingEnv`
+    def __init__(self, fault: str, at: int = 0, **counting: Forwarded) -> None:
         if fault not in _FAULTS:
             raise ConfigError(f"fault must be one of {list(_FAULTS)}, got {fault!r}")
         if fault == "constructor":
@@ -175,8 +176,8 @@ class FaultyEnv(CountingEnv):
             observation = observation.astype(np.complex64)
         if fault == "obs_shape":
             observation = observation[:2]
-        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # a number or array
-        return observation, value, terminated, truncated, info
+        rewards: dict[str, SupportsFloat] = {"nan_reward": np.nan, "reward_array": np.array([reward])}
+        return observation, rewards.get(fault, reward), terminated, truncated, info
 
     def _reset_without_seed(self) -> ResetResult:
         return super().reset()

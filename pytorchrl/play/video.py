@@ -8,25 +8,20 @@ import importlib.util
 import inspect
 import os
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gymnasium as gym
 
 from pytorchrl.agent.env import EnvFactory, VecEnv
-from pytorchrl.agent.env.aliases import EnvFn
+from pytorchrl.agent.env.aliases import AnyEnv, AnyWrapper, EnvFn, EnvWrapper, ResetResult
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import OptionValue
+from pytorchrl.support.untyped import Forwarded, OptionValue
 
 if TYPE_CHECKING:
     from pytorchrl.agent.data import Evaluation
     from pytorchrl.training.training import TrainedAgent
-
-
-_Env = gym.Env[Any, Any]  # observations and actions of any type
-_Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
 # Settings of ale-py's vector environment. Those in `_OF_GAMES` also apply to a single game. Those in `_OF_LEARNING` are
@@ -106,7 +101,7 @@ def _check_mode(agent: TrainedAgent, mode: str) -> None:
     """Build and close one environment; raise `ConfigError` if it cannot be rendered in the mode `mode`."""
     modes: list[str] = []
 
-    def look(env: _Env) -> _Env:
+    def look(env: AnyEnv) -> AnyEnv:
         modes.extend(env.metadata.get("render_modes") or ())
         return env
 
@@ -118,7 +113,7 @@ def _check_mode(agent: TrainedAgent, mode: str) -> None:
                           f"render modes are {modes}")
 
 
-def _require_mode(env: _Env, mode: str) -> _Env:
+def _require_mode(env: AnyEnv, mode: str) -> AnyEnv:
     """Return `env`; raise `ConfigError` if it was built with another render mode."""
     if env.render_mode != mode:
         raise ConfigError(f"{env} has render_mode={env.render_mode!r}, but {mode!r} is necessary; the function that "
@@ -126,7 +121,7 @@ def _require_mode(env: _Env, mode: str) -> _Env:
     return env
 
 
-def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
+def _recorded(env: AnyEnv, *, video_dir: str, num_episodes: int) -> AnyEnv:
     env = _require_mode(env, "rgb_array")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
     with warnings.catch_warnings():
@@ -137,7 +132,7 @@ def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
 
 
 def single_environment(
-    agent: TrainedAgent, recorder: _Wrapper, render_mode: str | None = "rgb_array",
+    agent: TrainedAgent, recorder: EnvWrapper, render_mode: str | None = "rgb_array",
 ) -> EnvFactory:
     """Return a factory of one test environment whose innermost wrapper is `recorder`.
 
@@ -171,7 +166,7 @@ def _takes_mode(env_fn: EnvFn) -> bool:
 
 
 def _single_game(
-    options: VecEnv.Options, recorder: _Wrapper, rendering: dict[str, str],
+    options: VecEnv.Options, recorder: EnvWrapper, rendering: dict[str, str],
 ) -> dict[str, OptionValue]:
     """Return the options to change so that the environment is one game, preprocessed as in the vector environment.
 
@@ -194,16 +189,16 @@ def _single_game(
     }
 
 
-def _preprocessed(env: _Env, noop_max: int, fires: bool) -> _Env:
+def _preprocessed(env: AnyEnv, noop_max: int, fires: bool) -> AnyEnv:
     env = gym.wrappers.AtariPreprocessing(
         env, noop_max=noop_max, frame_skip=_FRAME_SKIP, screen_size=84, grayscale_obs=True)
     return gym.wrappers.FrameStackObservation(_FireAtReset(env) if fires else env, 4, padding_type="zero")
 
 
-class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):
+class _FireAtReset(AnyWrapper):
     """A wrapper that presses FIRE at each reset, to start games that wait for it."""
 
-    def reset(self, **options: Any) -> tuple[object, dict[str, Any]]:  # the options of gym.Env.reset
+    def reset(self, **options: Forwarded) -> ResetResult:
         """Reset the game, and press FIRE if the game has this action."""
         obs, info = self.env.reset(**options)
         meanings = self.env.get_wrapper_attr("get_action_meanings")()

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
 from pytorchrl.support.tracebacks import as_error
+from pytorchrl.support.untyped import Answer, NativeHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,11 +54,11 @@ class Future(Generic[R]):
 
     worker: str
     """Name of the called worker."""
-    native: Any = field(repr=False)  # the type depends on the runtime
+    native: NativeHandle = field(repr=False)
     """The object by which the runtime identifies the call."""
 
 
-FutureByName: TypeAlias = Future[Any]
+FutureByName: TypeAlias = Future[Answer]
 """Future of a call whose method is given by name, so the result has no static type."""
 
 
@@ -83,7 +84,7 @@ class Outcome(Generic[R]):
 class Handle(Generic[W_co]):
     """A reference to a worker, which runs its calls one at a time in order of submission."""
 
-    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # the type of `native` depends on the runtime
+    def __init__(self, runtime: Runtime, name: str, native: NativeHandle) -> None:
         self.runtime, self.name, self.native = runtime, name, native
 
     def submit(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed
@@ -17,10 +16,11 @@ from torch.distributed import distributed_c10d
 from typing_extensions import override
 
 from pytorchrl.errors import RankLostError
+from pytorchrl.support.untyped import Untyped
 
-FromTorch: TypeAlias = Any  # stores, groups and options are bound from C++ and have no types
-_gloo: FromTorch = distributed
-_options: FromTorch = distributed_c10d
+# torch's groups and options are bound from C++, and the types that torch states for them are incomplete.
+_gloo: Untyped = distributed
+_options: Untyped = distributed_c10d
 
 # Seconds within which all ranks of a group must connect.
 _MEETING_TIMEOUT_S = 30.0
@@ -90,11 +90,11 @@ class GlooCollective(Collective):
         self._left = threading.Event()
         self._busy = threading.Lock()  # held during a call; only its holder may release the group
         try:
-            self.store: FromTorch = make_store(address, port, rank, size, meeting)
+            self.store = make_store(address, port, rank, size, meeting)
             if gpu:
                 self.store.set(names[rank], gpu)
             # This is not the default process group of torch, which remains available to the user.
-            self._group: FromTorch = _gloo.ProcessGroupGloo(
+            self._group: Untyped = _gloo.ProcessGroupGloo(
                 _gloo.PrefixStore(f"gradients {generation}", self.store), rank, size, gloo_options(address, meeting))
             # All ranks have connected, so each rank with a GPU has stored the GPU's identity.
             self.gpus: list[str] = [
@@ -119,7 +119,7 @@ class GlooCollective(Collective):
         self._run(lambda group: group.allgather([parts], [tensor], options))
         return parts
 
-    def _run(self, start: Callable[[FromTorch], FromTorch]) -> None:
+    def _run(self, start: Callable[[Untyped], distributed.Work]) -> None:
         with self._busy:
             problem, work = "this rank has left the group", None
             try:
@@ -142,7 +142,7 @@ class GlooCollective(Collective):
                 references.clear()
         raise RankLostError(f"an exchange among {self.size} gradient workers was aborted: {problem}")
 
-    def _wait(self, work: FromTorch) -> bool:
+    def _wait(self, work: distributed.Work) -> bool:
         """Wait for an operation; return whether it completed before this rank left the group."""
         while not self._left.is_set():
             try:
@@ -172,7 +172,7 @@ class NcclCollective(Collective):
         timeout_s: Seconds after which a sum fails.
     """
 
-    def __init__(self, gloo: GlooCollective, group: FromTorch, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, gloo: GlooCollective, group: Untyped, device: torch.device, timeout_s: float) -> None:
         self.size, self.device, self._gloo, self._timeout_s = gloo.size, device, gloo, timeout_s
         self._group, self._left, self._busy = group, threading.Event(), threading.Lock()
 
@@ -267,7 +267,7 @@ def propose_address(*, is_local: bool) -> tuple[str, int]:
         return address, probe.getsockname()[1]
 
 
-def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> FromTorch:
+def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> distributed.TCPStore:
     """Return the key-value store of torch through which the ranks of a group connect to each other.
 
     If `address` is the loopback address, rank 0 listens only on it; otherwise, on all addresses of its host.
@@ -285,7 +285,7 @@ def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta
         return _gloo.TCPStore(address, port, size, is_master=True, timeout=timeout, master_listen_fd=listening.detach())
 
 
-def gloo_options(address: str, timeout: timedelta) -> FromTorch:
+def gloo_options(address: str, timeout: timedelta) -> Untyped:
     """Return the options of a gloo group; if `address` is the loopback address, ranks listen only on this address."""
     options = _gloo.ProcessGroupGloo._Options()
     options._timeout = timeout
@@ -306,7 +306,7 @@ def identity_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def make_nccl(store: FromTorch, rank: int, size: int, generation: int) -> FromTorch:
+def make_nccl(store: distributed.TCPStore, rank: int, size: int, generation: int) -> Untyped:
     """Return an NCCL group; its ranks connect at their first sum."""
     # By default, torch ends the process after an error or a timeout of NCCL. `NcclCollective` handles both instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

@@ -11,14 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pytorchrl.errors import ReplayError
 from pytorchrl.runtime.simulation import Signal, Simulation
+from pytorchrl.support.untyped import Json
 
 T = TypeVar("T")
 
-Event = tuple[Any, ...]  # the types of the elements depend on the kind of event
+Event = tuple[Json, ...]
 """Kind of the event, index of the worker concerned, and values that must be equal when the event is repeated."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -25,6 +25,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_gen
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.tensors import acting_state_of, read_sealed
 from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import OptionsOfSubclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,7 +89,7 @@ class Actor(Part, nn.Module, ABC):
     def __init__(self, options: Options, device: str | torch.device) -> None:
         """Store the arguments. A subclass then sets the attributes that its networks need and calls `build`."""
         super().__init__()
-        self.options: Any = options  # Any, because each subclass has its own class of options
+        self.options: OptionsOfSubclass = options
         self.device = torch.device(device)
         self._buffer_names: list[str] | None = None  # see `state_buffers`
 
@@ -271,7 +272,7 @@ class Actor(Part, nn.Module, ABC):
         return {**obs, **narrow, **normalised}
 
 
-def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # Any, because leaves have different dtypes
+def _dtype_of(space: gym.Space[object]) -> np.dtype[np.generic]:
     """Return the dtype in which storages store an observation leaf of this space."""
     return np.dtype(space.dtype or np.int64)
 

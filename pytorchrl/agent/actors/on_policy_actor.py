@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -21,6 +21,7 @@ from pytorchrl.agent.data import Evaluated, Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.support.untyped import OptionValue, UserPart
 
 _VALUE_GAIN = 1.0
 
@@ -53,9 +54,9 @@ class OnPolicyActor(Actor):
     class Options(BaseOptions):
         """Options of `OnPolicyActor`."""
 
-        observation_space: Any = option(  # checked and replaced by `flatten_space`
+        observation_space: OptionValue = option(  # checked and replaced by `flatten_space`
             help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
-        action_space: Any = option(  # checked and replaced by `flatten_action_space`
+        action_space: OptionValue = option(  # checked and replaced by `flatten_action_space`
             help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
         feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option(
@@ -99,7 +100,7 @@ class OnPolicyActor(Actor):
         self.build(seed)
         # Modules and parameters are also stored in plain tuples, because looking them up in modules is slow: with
         # small networks, the lookups would take up to a third of the time of `act`.
-        self._trunks: tuple[Any, Any] = (  # Any, because networks of a subclass may have any interface
+        self._trunks: tuple[UserPart, UserPart] = (
             getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
         self._linear = tuple(

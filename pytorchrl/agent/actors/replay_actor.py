@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -25,6 +25,7 @@ from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.noise import NoiseSource, standard_normal
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.support.untyped import OptionValue
 
 _NOISE_SCALE = 0.5
 """Initial sigma of a noisy layer, before division by sqrt(number of inputs): Fortunato et al. 2018, section 3.2."""
@@ -33,7 +34,7 @@ _NOISE_SCALE = 0.5
 class ReplayNetworkOptions(NetworkOptions, Protocol):
     """The options from which `replay_trunk` builds a trunk; their class must be a dataclass."""
 
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # every dataclass has this attribute
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]  # every dataclass has this attribute
 
 
 class ReplayActor(Actor):
@@ -47,9 +48,9 @@ class ReplayActor(Actor):
     class Options(BaseOptions):
         """Options of all actors of replay algorithms."""
 
-        observation_space: Any = option(  # checked and replaced by `flatten_space`
+        observation_space: OptionValue = option(  # checked and replaced by `flatten_space`
             help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
-        action_space: Any = option(help="Space of the actions.")  # replaced by `flatten_action_space`
+        action_space: OptionValue = option(help="Space of the actions.")  # replaced by `flatten_action_space`
         feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
         activation: str = option("relu", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import gymnasium as gym
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, linear
+from pytorchrl.support.untyped import Untyped
 
 CHANNELS = (16, 32, 32)
 """Number of channels in each of the three stages of `ImpalaCNN`."""
@@ -81,7 +81,7 @@ class ImpalaCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of images (B, C, H, W), uint8 or float; bytes are divided by 255."""
         x, scale = image_input(x)
-        stage: Any  # torch declares the members of a ModuleList as Module
+        stage: Untyped  # torch declares the members of a ModuleList as Module
         for stage in self.stages:
             convolution, block1, block2 = stage
             x = F.conv2d(x, convolution.weight * scale, convolution.bias, padding=1)

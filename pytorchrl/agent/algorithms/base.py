@@ -10,7 +10,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -37,7 +37,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, Problem, WeightsError
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import BatchOfKind, StateDict, UserPart
+from pytorchrl.support.untyped import BatchOfKind, DataOfAgent, MetricsDict, StateDict, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,7 +109,7 @@ class Algorithm(Part, Updatable, ABC):
     applies_at_once: bool = False
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
-    _gradients: list[Any] | None = None  # see `last_gradients`
+    _gradients: DataOfAgent = None  # see `last_gradients`
     _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, norms) that a compiled graph computed
 
     @classmethod
@@ -212,13 +212,12 @@ class Algorithm(Part, Updatable, ABC):
         return batch
 
     @abstractmethod
-    def compute_gradients(
-        self, batch: Batch,
-    ) -> tuple[list[Tensor], dict[str, Any]]:  # dict values: numbers; for replay, also the tensor `errors`
+    def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], MetricsDict]:
         """Compute the gradient of the loss over a batch's valid samples, without changing any state.
 
         Returns:
-            A flat gradient for each group, (P,) float32, valid until the next call; and the loss and its terms by name.
+            A flat gradient for each group, (P,) float32, valid until the next call; and the loss and its terms by name,
+            to which an algorithm that learns from replay adds the tensor `errors` of TD errors.
             If the loss is not finite, all elements of the gradient are NaN, so `apply_gradients` refuses this gradient
             and every mean over workers that includes this gradient.
         """
@@ -265,7 +264,7 @@ class Algorithm(Part, Updatable, ABC):
             return norms
         return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
 
-    def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
+    def last_gradients(self) -> DataOfAgent:
         """Return the gradients from the latest `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without arguments applies the gradients of the latest "

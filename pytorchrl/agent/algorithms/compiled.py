@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.data import Batch, LossParameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.untyped import FieldValue
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 LossFunction = Callable[[Batch, LossParameters, Tensor], tuple[Tensor, Tensor]]
 LossesFunction = Callable[[ReplayBatch, NoiseSource], tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
-Fields = tuple[Any, ...]
+Fields = tuple[FieldValue, ...]
 """Values of the first ten fields of `Batch`, in order."""
 GradientFunction = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 GradientsFunction = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]

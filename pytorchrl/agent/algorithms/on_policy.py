@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from pytorchrl.agent.options import AgentOptions, Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import Forwarded, StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,7 +126,7 @@ class OnPolicyAlgorithm(Algorithm):
         # For V-trace, the learner computes values with its current weights; otherwise, collectors compute the values.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's `act` may lack this parameter.
-        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # arguments of `act`
+        self._act_options: dict[str, Forwarded] = {} if self._stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         # If `mini_batch_size` is not None, the storage derives `num_mini_batch` from it.

@@ -1,34 +1,36 @@
 """Names for Gymnasium's generic types.
 
-The type parameters are `Any`, because the types of observations and actions depend on an environment's spaces, which
-are known only at run time.
+The type parameters are not specific, because the types of observations and actions depend on an environment's spaces,
+which are known only at run time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import SupportsFloat
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-Observation = Any
+from pytorchrl.support.untyped import EnvValue, Forwarded, UserPart
+
+Observation = EnvValue
 """An array or a number, or a dictionary or tuple of observations, as the observation space prescribes."""
-Action = Any
+Action = EnvValue
 """An action in the form that the action space prescribes."""
-EnvKwargs = dict[str, Any]
+EnvKwargs = dict[str, Forwarded]
 """Keyword arguments of an environment's constructor, which determines their types."""
-Info = dict[str, Any]
+Info = dict[str, EnvValue]
 """The `info` of an environment, with values of any type."""
-AnySpace = gym.Space[Any]
-AnyEnv = gym.Env[Any, Any]
-AnyWrapper = gym.Wrapper[Any, Any, Any, Any]
-AnyVectorEnv = VectorEnv[Any, Any, Any]
-EnvFn = str | EnvSpec | Callable[..., Any]
+AnySpace = gym.Space[EnvValue]
+AnyEnv = gym.Env[Observation, Action]
+AnyWrapper = gym.Wrapper[Observation, Action, Observation, Action]
+AnyVectorEnv = VectorEnv[Observation, Action, EnvValue]
+EnvFn = str | EnvSpec | Callable[..., UserPart]
 """A Gymnasium id, an EnvSpec, or a function of keyword arguments that builds an environment or a vector environment."""
 EnvWrapper = Callable[[AnyEnv], AnyEnv]
 ResetResult = tuple[Observation, Info]
 """Observation and info."""
-StepResult = tuple[Observation, Any, bool, bool, Info]
+StepResult = tuple[Observation, SupportsFloat, bool, bool, Info]
 """Observation, reward (a Python or NumPy number), terminated, truncated and info of one environment."""

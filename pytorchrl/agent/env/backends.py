@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,6 +28,7 @@ from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.untyped import Forwarded
 
 VectorMaker = Callable[..., AnyVectorEnv]
 
@@ -259,7 +259,7 @@ class InProcessVectorEnv(SyncVectorEnv):
 
     info_keys: tuple[str, ...] | None = None
 
-    def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
+    def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Forwarded) -> None:
         super().__init__(makers, **settings)
         self.no_end = np.zeros(self.num_envs, dtype=np.bool_)
         for index, env in enumerate(self.envs):

@@ -6,7 +6,6 @@ import copy
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.statistics import Monitor
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.untyped import OptionsOfSubclass
 from pytorchrl.support.worker_names import collection_worker, in_file_name
 
 # Environments get the upper 31 of a seed's 63 bits, because ALE and EnvPool store seeds as signed 32-bit integers.
@@ -22,7 +22,7 @@ _SEED_SHIFT = 32
 _LARGE = 2.0**17
 
 
-def check_common_options(options: Any) -> None:  # options of VecEnv or of MultiAgentVecEnv
+def check_common_options(options: OptionsOfSubclass) -> None:  # options of VecEnv or of MultiAgentVecEnv
     """Raise `ConfigError` if `reward_transform`, `log_dir`, a wrapper or a keyword argument is invalid."""
     transform = options.reward_transform
     if isinstance(transform, str) and transform not in ("sign", "clip"):

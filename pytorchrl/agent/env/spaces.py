@@ -6,7 +6,6 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -15,6 +14,7 @@ from pytorchrl.agent.data import OBS_LEAF
 from pytorchrl.agent.env.aliases import AnySpace, Observation
 from pytorchrl.agent.env.images import channels_first, has_channels_last
 from pytorchrl.errors import SpaceError
+from pytorchrl.support.untyped import EnvValue
 
 MASK_LEAF = "action_mask"
 """Name of the observation leaf or `info` entry that contains the action mask; networks do not receive the leaf."""
@@ -22,7 +22,7 @@ MASK_LEAF = "action_mask"
 LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Types of spaces that are supported for actions, and for the leaves of observations."""
 
-Path = tuple[Any, ...]
+Path = tuple[object, ...]
 """Keys (of any type) and indices that lead to a leaf of a nested space."""
 Conversion = Callable[[np.ndarray], np.ndarray]
 
@@ -218,7 +218,7 @@ def _name(path: Path) -> str:
     return "/".join(map(str, path)) or OBS_LEAF
 
 
-def part_at(nested: Any, path: Path) -> Any:  # `nested` is a space or an observation
+def part_at(nested: EnvValue, path: Path) -> EnvValue:
     """Return the part of a nested space or observation to which `path` leads."""
     for key in path:
         nested = nested[key]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -79,7 +79,7 @@ class VecEnv(Part):
     class Options(BaseOptions):
         """Settings of a `VecEnv`."""
 
-        env_fn: Any = option(  # `EnvFn`, checked below
+        env_fn: OptionValue = option(  # `EnvFn`, checked below
             help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment "
             "(or, if it takes num_envs, a vector environment).")
         env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
@@ -97,7 +97,7 @@ class VecEnv(Part):
             choices=("auto", "same_step", "next_step"))
         max_episode_steps: int | None = option(None, help="Number of steps after which an episode is truncated.", low=1)
         frame_stack: int = option(1, help="Number of most recent observations concatenated into one.", low=1)
-        wrappers: tuple[Any, ...] = option(  # `EnvWrapper`s, checked below
+        wrappers: tuple[OptionValue, ...] = option(  # `EnvWrapper`s, checked below
             (), help="Functions that take and return an environment, applied in order.")
         reward_transform: str | float | None = option(
             None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms.base import Algorithm
@@ -17,6 +17,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.untyped import DataOfAgent
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ def multi_agent(
     if callable(actors) and not isinstance(actors, (Factory, Mapping)):
         make = actors
         observation_spaces: Mapping[str, object] = envs.observation_space
-        action_spaces: Any = envs.action_space  # a mapping from policy to space, unlike in other factories
+        action_spaces: DataOfAgent = envs.action_space  # a mapping from policy to space, unlike in other factories
         actors = {policy: make(observation_spaces[policy], action_spaces[policy]) for policy in envs.policies}
     of_actor = _by_policy("actors", actors, envs.policies)
     of_algorithm = _by_policy("algorithms", algorithms, envs.policies)

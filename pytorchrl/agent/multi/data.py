@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, Episode, ReplayBatch, RolloutData, Step
+from pytorchrl.support.untyped import Payload
 
 V = TypeVar("V")
 
@@ -101,7 +102,7 @@ class MultiRollout:
         """
         return self.size
 
-    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # `function` must accept compressed arrays
+    def map(self, function: Callable[[Payload], object]) -> MultiRollout:
         """Return a copy with `function` applied to every tensor, array or compressed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class MultiAgentVecEnv(VecEnv):
     class Options(BaseOptions):
         """Settings of environments with several agents."""
 
-        env_fn: Any = option(  # a function or a string, checked below
+        env_fn: OptionValue = option(  # a function or a string, checked below
             help="Function of keyword arguments that builds one environment with PettingZoo's parallel API, or the "
             "name of a module with `parallel_env`, such as 'mpe2.simple_spread_v3'.")
         env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
@@ -81,7 +81,7 @@ class MultiAgentVecEnv(VecEnv):
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         max_episode_steps: int | None = option(
             None, help="Number of steps after which all agents are truncated.", low=1)
-        wrappers: tuple[Any, ...] = option(  # functions, checked below
+        wrappers: tuple[OptionValue, ...] = option(  # functions, checked below
             (), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(
             None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.data import ReplayBatch
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.storages.replay import ReplayBuffer
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import BatchOfKind, Forwarded, StateDict
 from pytorchrl.support.work import Work
 
 WORK = Work("storage")
@@ -46,7 +46,7 @@ class MultiAgentReplay(MultiAgentStorage):
     the number of policies, and p is the index of the policy.
     """
 
-    def __init__(self, options: MultiAgentStorage.Options, **context: Any) -> None:  # arguments of `MultiAgentStorage`
+    def __init__(self, options: MultiAgentStorage.Options, **context: Forwarded) -> None:
         super().__init__(options, **context)
         self.has_priorities = any(  # type: ignore[misc] # depends on the policies
             storage.has_priorities for storage in self.storages.values())
@@ -116,15 +116,17 @@ class MultiAgentReplay(MultiAgentStorage):
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        parts: Mapping[str, Any] = batch.parts  # each part is a `ReplayBatch`
+        parts: Mapping[str, BatchOfKind] = batch.parts  # each part is a `ReplayBatch`
         batch.num_samples = max(part.num_samples for part in parts.values())
         places = {policy: place for place, policy in enumerate(batch.policies)}
         batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
 
-    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:  # `info["errors"]` is a tensor
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, object]) -> None:
         """Update the priorities with the TD errors of a batch."""
+        errors = info["errors"]
+        assert isinstance(errors, Tensor)
         assert batch.ids is not None
-        self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())
+        self.update_priorities(batch.ids.numpy(), errors.detach().cpu().numpy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Update the priorities of the transitions `ids`, for each policy separately.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import DataOfAgent, StateDict, UserPart
 from pytorchrl.support.work import Work
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class MultiAgentStorage(Storage):
         self.options, self._num_envs = options, num_envs
         self.provides = options.provides
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        self.storages: dict[str, Any] = {}  # `Any`, because replay buffers have more methods than `Storage`
+        self.storages: dict[str, UserPart] = {}  # replay buffers have more methods than `Storage`
         for index, (policy, factory) in enumerate(options.policies.items()):
             num_agents = len(options.agents[policy])
             own_options = dataclasses.replace(factory.options, size=self._own_size(num_agents))
@@ -167,7 +167,7 @@ class MultiAgentStorage(Storage):
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # the inputs are mappings, unlike those of `Storage.current`
+    def current(self) -> DataOfAgent:
         """Return the inputs for the next action (see `Storage.current`), each as a mapping from policy to arrays."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
@@ -218,7 +218,7 @@ class MultiAgentStorage(Storage):
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
-    def to_learn_from(self, policy: str) -> Any:  # a `Storage` or, for replay, an adapter that counts env steps
+    def to_learn_from(self, policy: str) -> UserPart:
         """Return the storage from which the algorithm of a policy draws its batches."""
         return self.storages[policy]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import BatchOfKind, StateDict, UserPart
+from pytorchrl.support.untyped import BatchOfKind, DataOfAgent, OptionsOfSubclass, StateDict, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,7 +66,7 @@ class Storage(Part, Updatable, ABC):
     algorithm must have `td_errors`."""
     num_learned_from: int = 0
     """Number of transitions that were inserted when the replay algorithm, which sets it, last requested batches."""
-    options: Any  # each subclass has its own `Options`
+    options: OptionsOfSubclass
     actor: UserPart
     algorithm: UserPart
     device: torch.device
@@ -175,7 +175,7 @@ class Storage(Part, Updatable, ABC):
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A with (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:  # results of `advantage_moments`, one per worker
+    def normalize_by(self, moments: Sequence[DataOfAgent]) -> None:
         """Normalize the advantages with the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
+from pytorchrl.support.untyped import OptionsOfSubclass
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalized reward."""
@@ -28,7 +29,7 @@ _REWARD_CLIP = 10.0
 class OnPolicyStorageActor(StorageActor, Protocol):
     """The members of an actor that on-policy storages use."""
 
-    options: Any  # each actor has its own `Options`
+    options: OptionsOfSubclass
     is_recurrent: bool
 
     def reward_scale(self) -> float:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import Forwarded, StateDict
 
 _FIRST_PRIORITY = 1.0
 
@@ -53,7 +53,7 @@ class PERBuffer(ReplayBuffer):
 
     options: Options
 
-    def __init__(self, options: Options, **context: Any) -> None:  # the arguments of `ReplayBuffer`
+    def __init__(self, options: Options, **context: Forwarded) -> None:
         """Build the storage; see `ReplayBuffer` for the arguments."""
         super().__init__(options, **context)
         self._max_priority = _FIRST_PRIORITY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.files.atomic import saved_int
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import SavedValue, StateDict
+
+T = TypeVar("T")
 
 ERROR = "error"
 """Name in `RolloutData.other` of the absolute TD errors that the collector computed, (T, E) float32."""
@@ -312,7 +314,7 @@ class ReplayBuffer(Storage):
         return {name: self._tensor(array) for name, array in arrays.items()}
 
 
-def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:  # Any: a state or a part of it
+def _convert(state: SavedValue, function: Callable[[T], object], kind: type[T]) -> SavedValue:
     """Return `state` with `function` applied to each value of type `kind` in its dictionaries, lists and tuples."""
     if isinstance(state, kind):
         return function(state)

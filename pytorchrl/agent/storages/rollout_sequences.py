@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -15,7 +15,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import Forwarded, StateDict
 
 
 class _Kept(NamedTuple):
@@ -61,7 +61,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
 
     options: Options
 
-    def __init__(self, options: Options, **context: Any) -> None:  # the arguments of `ReplayBuffer`
+    def __init__(self, options: Options, **context: Forwarded) -> None:
         """Build the storage; see `ReplayBuffer` for the arguments."""
         super().__init__(options, **context)
         self.ring = Ring(options.size, options.stacked_frames, in_sequences=True)

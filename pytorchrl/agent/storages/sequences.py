@@ -13,7 +13,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -27,7 +27,7 @@ from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 from pytorchrl.errors import ConfigError, Problem
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import Forwarded, StateDict
 
 
 class _Window(NamedTuple):
@@ -175,7 +175,7 @@ class SequenceBuffer(PERBuffer):
     options: Options
 
     def __init__(
-        self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any,  # arguments of `ReplayBuffer`
+        self, options: Options, *, actor: StorageActor, num_envs: int, **context: Forwarded,
     ) -> None:
         """Build the storage; see `ReplayBuffer` for the arguments.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
-from typing import Any
 
 from typing_extensions import override
 
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
+from pytorchrl.support.untyped import Payload
 
 # Capacity, in entries, of a `RolloutQueue`.
 _QUEUE_SIZE = 16
@@ -26,7 +26,7 @@ class Destination(ABC):
         queue: The queue from which the learner takes its data; a user's own loop may also take entries, or add some.
     """
 
-    queue: queue.Queue[Any]  # each destination has its own type of entries
+    queue: queue.Queue[Payload]  # each destination has its own type of entries
 
     @property
     def delays_requests(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from pytorchrl.scheme.options.gradients import GWorkerOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
-from pytorchrl.support.untyped import StateDict
+from pytorchrl.support.untyped import Payload, StateDict
 
 # Each replacement of a GWorker starts its workers' incarnations at a new multiple of 64, so that none is reused.
 _INCARNATIONS = 64
@@ -274,7 +274,8 @@ class GWorker(Worker):
             grads, info = self.step(distribute_gradients)
         except DrainingError:  # no data will arrive for this request
             grads, info, self._gradients.used = [], {}, micro.Used(0, 0, False)
-        used, skipped, vectors = self._gradients.used, False, cast("Any", grads)
+        vectors: Payload = grads
+        used, skipped = self._gradients.used, False
         if distribute_gradients:
             vectors, applied = self._apply_mean(grads)
             skipped, info = applied is None, {**info, **(applied or {})}

@@ -10,7 +10,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.staging import Staging
 from pytorchrl.scheme.options.gradients import MicrobatchCollectionOptions, MicrobatchOptions
 from pytorchrl.support.terminal import get_logger
-from pytorchrl.support.untyped import BatchOfKind, UserPart
+from pytorchrl.support.untyped import BatchOfKind, FieldValue, UserPart
 
 REDUCTIONS = ("mean", "sum")
 _CPU = torch.device("cpu")
@@ -230,7 +230,7 @@ def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.dev
         part = value.narrow(axis, start, stop - start)
         return part if device is None else part.to(device)
 
-    fields: dict[str, Any] = {}  # the types of the values depend on the class of the batch
+    fields: dict[str, FieldValue] = {}
     for field in dataclasses.fields(batch):
         value, own_axis = getattr(batch, field.name), 0 if field.name == "rhs" else axis
         if isinstance(value, Tensor):

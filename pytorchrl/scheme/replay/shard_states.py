@@ -6,16 +6,14 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import RolloutHeader
+from pytorchrl.support.untyped import Json
 
-ShardStatistic = Any
-"""A statistic of a shard that can be written as JSON: a number, None if unknown, or a mapping of numbers."""
-
-_NO_CONTENTS: Mapping[str, ShardStatistic] = MappingProxyType({
+_NO_CONTENTS: Mapping[str, Json] = MappingProxyType({
     "added": 0, "sampled": 0, "items": 0, "bytes": 0, "mass": 0.0, "min_priority": None, "stale_priorities": 0,
     "evicted_unused": 0})
 
@@ -33,14 +31,14 @@ class ShardState(NamedTuple):
     """Sum of the sampling weights of the shard's items."""
     smallest: float = float("inf")
     """The smallest sampling weight of the shard's items; infinity without items."""
-    contents: Mapping[str, ShardStatistic] = _NO_CONTENTS
+    contents: Mapping[str, Json] = _NO_CONTENTS
     """Statistics of the shard's storage; see `r_worker.describe`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean duration of the last 100 calls of each kind, in milliseconds."""
     traffic: Traffic = Traffic()
     """Traffic measured when the most recently added rollout was decoded."""
 
-    def statistics(self) -> dict[str, ShardStatistic]:
+    def statistics(self) -> dict[str, Json]:
         """Return the storage's statistics, and the mean time in ms of each kind of call (None without such calls)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import stack_of
+from pytorchrl.support.untyped import DataOfAgent
 
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62
@@ -95,7 +96,7 @@ class Evaluator(Worker):
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
-        rhs: Any  # the actor's memory as nested arrays
+        rhs: DataOfAgent
         rhs = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
         with torch.inference_mode():
             while remaining.sum() > 0:

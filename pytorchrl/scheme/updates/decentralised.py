@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -20,6 +20,7 @@ from pytorchrl.scheme.updates.averaging import mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty, record_update
 from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import Answer
 
 # Number of times in a row that the group may break up without the loss of a rank. One more breakup ends the run with an
 # error.
@@ -115,14 +116,14 @@ class DecentralisedUpdates(RemoteUpdates):
         for _, part in self._gather(enough):
             self._statistics.add_journal_part(part)
 
-    def _gather(self, enough: int | None = None) -> list[Any]:  # the type of an answer depends on the requested method
+    def _gather(self, enough: int | None = None) -> list[Answer]:
         """Wait until all requests are answered and lost workers are replaced; return the answers in worker order.
 
         Args:
             enough: Number of answers after which workers without an answer are signaled to stop collecting; None: no
                 signal.
         """
-        answers: dict[int, Any] = {}  # the type of an answer depends on the requested method
+        answers: dict[int, Answer] = {}
         start, num_requests = self._runtime.now(), len(self.in_flight)
         while len(self.in_flight) or self.supervisor.is_replacing:
             waiting = self.in_flight.owners()

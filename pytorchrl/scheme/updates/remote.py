@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, TypeVar
+from typing import Concatenate, TypeVar
 
 from typing_extensions import override
 
@@ -21,6 +21,7 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy, WorkerState, discard_empty
+from pytorchrl.support.untyped import Answer
 
 R = TypeVar("R")
 
@@ -80,7 +81,7 @@ class RemoteUpdates(UpdateStrategy):
         self._versions = [-1] * len(self._workers)
         self._num_drains, self._is_draining = 0, False
         # Not thread-safe: other threads may use the requests only after the thread that makes updates has ended.
-        self.in_flight: Requests[Any] = Requests(  # the type of an answer depends on the requested method
+        self.in_flight: Requests[Answer] = Requests(
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
@@ -98,7 +99,7 @@ class RemoteUpdates(UpdateStrategy):
         self._statistics.traffic[WEIGHTS] = self._weight_sync.traffic
         return self._weight_sync.reference
 
-    def _receive(self, answer: Any) -> Any:  # the type of an answer depends on the requested method
+    def _receive(self, answer: Answer) -> Answer:
         """Return a worker's answer; if the answer is a gradient, decode its vectors."""
         if not isinstance(answer, Gradients):
             return answer
@@ -121,9 +122,9 @@ class RemoteUpdates(UpdateStrategy):
         """Count the replacement of a worker."""
         self._statistics.counters.restarts_by_worker[index + 1] += 1
 
-    def _gather_all(self) -> list[Any]:  # the type of an answer depends on the requested method
+    def _gather_all(self) -> list[Answer]:
         """Wait for all requests in flight, and return the answers in worker order; raise the first error."""
-        done: dict[int, Any] = {}  # the type of an answer depends on the requested method
+        done: dict[int, Answer] = {}
         with self._statistics.timed("wait"):
             while len(self.in_flight) or self.supervisor.is_replacing:
                 done.update((index, self._receive(answer)) for index, answer in self.in_flight.poll(POLL_INTERVAL_S))
