@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|R|T|W)"),
     ("py:.*", r"pytorchrl\.(runtime\.journal|support|"
               r"scheme\.(counters|gradients\.process_group|options|replay\.shard_states|timing|transport\.encoder))\..*"),
-    ("py:.*", "Acting|AnyEnv|CollectorSetup|CWorkerRecipe|Compression|Context|Destination|FromTorch|GradientKind|"
+    ("py:.*", "Acting|AnyEnv|CollectorSetup|CWorkerRecipe|Compression|Context|Destination|Forwarded|GradientKind|"
               "GWorkerRecipe|Inference|Json|OptionValue|RawSpaces|RecordWriter|RunRecord|RuntimeKind|Section|Trial|"
               "UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory"),
 ]

@@ -13,12 +13,11 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.untyped import TypeHint
+from pytorchrl.support.untyped import OptionsOfSubclass, TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types of collections whose items all have one type. Tuples and mappings are checked separately.
@@ -27,7 +26,7 @@ _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.
 _NAMES: dict[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
     str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),
-    Any: ("any value", "any values"), object: ("any value", "any values"),
+    typing.Any: ("any value", "any values"), object: ("any value", "any values"),
 }
 
 
@@ -167,7 +166,7 @@ class Declaration:
 
 
 @functools.cache
-def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:  # `Any`, because dataclasses have no common base
+def declarations_of(options: type[OptionsOfSubclass]) -> Mapping[str, Declaration]:
     """Return the declarations of a dataclass of options, by name, in the order of its fields."""
     hints = typing.get_type_hints(options)
     return types.MappingProxyType({
@@ -180,7 +179,7 @@ def fits(hint: object, value: object) -> bool:
     A whole number also fits `float`; True and False fit only `bool`.
     """
     origin, arguments = _parts_of(hint)
-    if hint is Any:
+    if hint is typing.Any:
         return True
     if hint is None or hint is type(None):
         return value is None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import gymnasium as gym
 from torch import nn
@@ -301,7 +301,7 @@ def known_storages() -> list[type[StorageDeclarations]]:
     return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "provides", None), DataKind)]
 
 
-def _parts(*homes: str) -> list[type[Any]]:  # Any, because callers read attributes that `type` lacks
+def _parts(*homes: str) -> list[type[UserPart]]:
     """Return all imported, non-abstract subclasses of `Part` whose class attribute `home` is one of `homes`."""
     known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
     return [cls for cls in known if getattr(cls, "home", None) in homes]

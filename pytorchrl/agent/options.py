@@ -14,13 +14,14 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.errors import ConfigError, ContractError, FactoryError, Problem
 from pytorchrl.support.problems import error_of, problems_of, raise_all
+from pytorchrl.support.untyped import FieldValue, OptionsOfSubclass, Untyped
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,8 +41,8 @@ def option(  # noqa: PLR0913 - each parameter is a part of a declaration
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
     check: Callable[..., object] | None = None,
-    default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
-) -> Any:  # Any, because the result is assigned to fields of any type
+    default_factory: Untyped = dataclasses.MISSING,  # the type of MISSING is private
+) -> FieldValue:
     """Declare one field of an `Options` class.
 
     Args:
@@ -180,7 +181,7 @@ class Factory(Generic[T_co]):
     """
 
     cls: type[T_co]
-    options: Any  # an instance of `cls.Options`
+    options: OptionsOfSubclass
 
     def __call__(self, **context: object) -> T_co:
         """Build the part, with the keyword arguments `context` from the worker."""
@@ -202,7 +203,7 @@ def check_is_complete(cls: type) -> None:
                             f"{base.__name__} declares abstract")
 
 
-def build_options(owner: type, options: Mapping[str, object]) -> Any:  # an instance of `owner.Options`
+def build_options(owner: type, options: Mapping[str, object]) -> OptionsOfSubclass:
     """Return `owner.Options(**options)`.
 
     Raises:
@@ -264,9 +265,9 @@ class AgentOptions:
     not known at that time is None, and the rules that depend on it are skipped.
     """
 
-    algorithm: Any = None  # an instance of `Options` of the algorithm's class
-    actor: Any = None  # an instance of `Options` of the actor's class
-    storage: Any = None  # an instance of `Options` of the storage's class
+    algorithm: OptionsOfSubclass = None
+    actor: OptionsOfSubclass = None
+    storage: OptionsOfSubclass = None
     has_memory: bool | None = None
     """Whether the actor has memory between observations."""
     num_envs: int | None = None

@@ -106,6 +106,7 @@ def add_option_flags(
         if not form_of(spec.hint):
             continue
         flag, group = flag_of(name), groups[spec.group]
+        origin: object = typing.get_origin(spec.hint)
         text = f"{spec.help.rstrip('.')} [{to_text(preset.get(name, spec.default))}]".replace("%", "%%")
         given: dict[str, Forwarded] = {  # keyword arguments of add_argument
             "dest": name, "type": functools.partial(_parsed, hint=spec.hint), "default": argparse.SUPPRESS,
@@ -114,7 +115,7 @@ def add_option_flags(
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        elif typing.get_origin(spec.hint) is tuple:
+        elif origin is tuple:
             first, *_ = values_of(spec).split(",")
             group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": (values_of(spec), first)})
         else:

@@ -38,7 +38,7 @@ _MAX_KEYS = 10_000
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
-def plain(value: Json) -> Json:
+def plain(value: object) -> Json:
     """Convert `value` to JSON's types. Non-finite numbers become None, and objects of unknown types become text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]

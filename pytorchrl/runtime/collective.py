@@ -267,7 +267,7 @@ def propose_address(*, is_local: bool) -> tuple[str, int]:
         return address, probe.getsockname()[1]
 
 
-def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> distributed.TCPStore:
+def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta) -> Untyped:
     """Return the key-value store of torch through which the ranks of a group connect to each other.
 
     If `address` is the loopback address, rank 0 listens only on it; otherwise, on all addresses of its host.
@@ -306,7 +306,7 @@ def identity_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def make_nccl(store: distributed.TCPStore, rank: int, size: int, generation: int) -> Untyped:
+def make_nccl(store: Untyped, rank: int, size: int, generation: int) -> Untyped:
     """Return an NCCL group; its ranks connect at their first sum."""
     # By default, torch ends the process after an error or a timeout of NCCL. `NcclCollective` handles both instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

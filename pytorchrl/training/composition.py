@@ -12,7 +12,7 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
@@ -84,7 +84,7 @@ class OptionSpec:
     name: str
     part: str
     own_name: str
-    hint: Any  # the hint is a type or a special form of typing
+    hint: object
     default: object
     help: str
     choices: tuple[object, ...] | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pytorchrl.agent.declarations import Declaration
 from pytorchrl.agent.names import Known, refuse_unknown
@@ -78,6 +78,7 @@ from pytorchrl.scheme.options.updates import (
     UWorkerOptions,
 )
 from pytorchrl.support.problems import Problems, problems_in
+from pytorchrl.support.untyped import OptionsOfSubclass
 
 KindT = TypeVar("KindT", bound=Kind)
 
@@ -323,7 +324,7 @@ class KeywordReader:
                 f"{', '.join(both)} and {level}= are two forms of the same settings",
                 f"give {both[0]} as an option of {level}, or leave {level} out", tuple(both))])
 
-    def with_execution(self, options: Any, level: str) -> Any:  # `options`: an object of a subclass of `Kind`
+    def with_execution(self, options: OptionsOfSubclass, level: str) -> OptionsOfSubclass:
         """Return `options`, with a default for `{level}_execution`: "Parallel" for several workers, "Central" for one.
 
         If a given `{level}_execution` contradicts the number of workers, a problem is added.

@@ -38,7 +38,7 @@ class ShardState(NamedTuple):
     traffic: Traffic = Traffic()
     """Traffic measured when the most recently added rollout was decoded."""
 
-    def statistics(self) -> dict[str, Json]:
+    def statistics(self) -> dict[str, object]:
         """Return the storage's statistics, and the mean time in ms of each kind of call (None without such calls)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}

@@ -175,17 +175,16 @@ def test_any_is_rare_in_annotations():
     assert count <= MOST_ANY, "use a more specific type: object, a Protocol, a TypeVar, a union"
 
 
-def test_any_has_a_reason():
-    """Check that each line with `Any` has a comment that contains more than directives for checkers.
+def test_only_one_module_uses_any():
+    """Check that `untyped.py` alone imports `Any`, and that annotations elsewhere use no `typing.Any`.
 
-    Names of `pytorchrl.support.untyped` need no comment, because they state the reason themselves.
+    The names of `untyped.py` state why a type is unknown.
     """
-    def reason_on(path, line):
-        comment = path.read_text(encoding="utf-8").splitlines()[line - 1].partition("  #")[2]
-        return re.sub(r"^ *(noqa: [A-Z0-9, ]+|type: ignore\[[a-z-]+\])", "", comment).strip(" -#")
-    found = sorted({f"{path.relative_to(ROOT)}:{line}" for path, line in untyped_annotations({"Any"})
-                    if not reason_on(path, line)})
-    assert found == [], "use a name from pytorchrl.support.untyped, or state the reason in a comment on the line"
+    imports = [name_of(path) for path in MODULES for node in nodes_of(path)
+               if isinstance(node, ast.ImportFrom) and any(alias.name == "Any" for alias in node.names)]
+    assert imports == ["pytorchrl.support.untyped"]
+    assert [name_of(path) for path in MODULES for annotation in annotations_of(path) for node in ast.walk(annotation)
+            if isinstance(node, ast.Attribute) and node.attr == "Any"] == []
 
 
 def test_no_docstring_begins_with_a_headless_clause():
