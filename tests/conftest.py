@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import gc
@@ -71,8 +72,19 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Run quick unit tests first. With several processes, one of them starts Ray and runs all tests that need it."""
+    """Run quick unit tests first. With several processes, one of them starts Ray and runs all tests that need it.
+
+    With the marker `every(n)`, all cases of a test but every n-th are thorough. If n and the number of values of each
+    parameter have no common divisor, the other cases contain each value.
+    """
+    numbers = collections.Counter()
     for item in items:
+        marker = item.get_closest_marker("every")
+        if marker is not None and item.get_closest_marker("thorough") is None:
+            test = item.nodeid.partition("[")[0]
+            if numbers[test] % marker.args[0]:
+                item.add_marker(pytest.mark.thorough)
+            numbers[test] += 1
         for name in ("ray", "compiled"):
             if item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.xdist_group(name))

@@ -99,30 +99,32 @@ def test_there_is_a_page_for_each_library():
     assert {page for page, _ in names_without_counterpart()} == set(PAGES)
 
 
-@pytest.mark.parametrize(("page", "theirs", "ours"), list(translations()), ids=str)
-def test_a_translated_name_is_an_option_that_the_error_suggests(page, theirs, ours):
-    assert ours
-    assert set(ours) <= all_options()
-    for name in set(theirs) - set(ours):
-        assert suggested(name), name
-        assert suggested(name) & set(ours), (name, suggested(name))
-    # Each option of the row is suggested for one of the names, unless it has this name elsewhere, too.
-    assert set(ours) - set(theirs) <= set().union(*map(suggested, set(theirs) - set(ours)))
+def test_a_translated_name_is_an_option_that_the_error_suggests():
+    for row in translations():
+        page, theirs, ours = row
+        assert ours, row
+        assert set(ours) <= all_options(), row
+        for name in set(theirs) - set(ours):
+            assert suggested(name), (page, name)
+            assert suggested(name) & set(ours), (page, name, suggested(name))
+        # Each option of the row is suggested for one of the names, unless it has this name elsewhere, too.
+        assert set(ours) - set(theirs) <= set().union(*map(suggested, set(theirs) - set(ours))), row
 
 
-@pytest.mark.parametrize(("page", "name"), list(names_without_counterpart()))
-def test_the_error_for_a_name_without_counterpart_gives_a_remedy(page, name):
-    for error in errors_of(name):
-        assert re.match(rf"there is no option '{name}'; \w", error), error
-        assert "did you mean" not in error
-    assert errors_of(name)
+def test_the_error_for_a_name_without_counterpart_gives_a_remedy():
+    for page, name in names_without_counterpart():
+        for error in errors_of(name):
+            assert re.match(rf"there is no option '{name}'; \w", error), (page, error)
+            assert "did you mean" not in error, page
+        assert errors_of(name), (page, name)
 
 
-@pytest.mark.parametrize(("page", "algorithm", "option", "shown"), list(defaults()))
-def test_a_default_on_the_pages_is_the_default(page, algorithm, option, shown):
-    classes = [getattr(pytorchrl, name) for name in (algorithm, *PARTS[algorithm])]
-    found = [field.default for cls in classes for field in dataclasses.fields(cls.Options) if field.name == option]
-    assert ast.literal_eval(shown) == found[0]
+def test_a_default_on_the_pages_is_the_default():
+    for row in defaults():
+        _, algorithm, option, shown = row
+        classes = [getattr(pytorchrl, name) for name in (algorithm, *PARTS[algorithm])]
+        found = [field.default for cls in classes for field in dataclasses.fields(cls.Options) if field.name == option]
+        assert ast.literal_eval(shown) == found[0], row
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,4 +1,8 @@
-"""Tests that every example runs with `--smoke` in an empty folder, and uses only public names."""
+"""Tests that every example runs with `--smoke` in an empty folder, and uses only public names.
+
+Examples whose workers run on Ray are tested with threads in place of Ray. Only those in `ON_RAY` and, in the thorough
+form, all others run with Ray.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,19 @@ SMOKE_RUNS = {
     "optuna_search.py": ([], "optuna"),
     "tune_search.py": ([pytest.mark.ray], "pandas"),
 }
+ON_RAY = {"parallel_sync_ppo.py", "ddppo.py", "tune_search.py"}
+# Runs a script with threads wherever a scheme would use Ray.
+WITH_THREADS = """
+import runpy, sys
+from pytorchrl.runtime import RayRuntime, ThreadRuntime
+from pytorchrl.scheme import scheme
+make = scheme.make_runtime
+scheme.make_runtime = lambda options, **more: make(
+    ThreadRuntime.Options() if isinstance(options, RayRuntime.Options) else options, **more)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+assert "ray" not in sys.modules
+"""
 # Time limit of each example in seconds; a busy machine takes ten times as long as an idle one.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(360)
@@ -41,16 +58,25 @@ def test_every_example_has_a_smoke_run():
     assert {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")} == set(SMOKE_RUNS)
 
 
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
-def test_example_runs(name, package, request, tmp_path):
+def runs():
+    """Yield the cases of an example: its name, the package that it needs, and whether it runs with Ray."""
+    for name, (marks, package) in SMOKE_RUNS.items():
+        if pytest.mark.ray not in marks or name not in ON_RAY:
+            yield pytest.param(name, package, False, id=name)
+        if pytest.mark.ray in marks:
+            more = [] if name in ON_RAY else [pytest.mark.thorough]
+            yield pytest.param(name, package, True, id=f"{name}-ray", marks=[*marks, *more])
+
+
+@pytest.mark.parametrize(("name", "package", "on_ray"), list(runs()))
+def test_example_runs(name, package, on_ray, request, tmp_path):
     # Connect to the Ray cluster of the tests instead of starting another one.
-    run = request.getfixturevalue("run_on_ray" if pytest.mark.ray in SMOKE_RUNS[name][0] else "run_forked")
+    run = request.getfixturevalue("run_on_ray" if on_ray else "run_forked")
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     log_dir = tmp_path / "run"
-    result = run(EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
+    script = [EXAMPLES / name] if on_ray else ["-c", WITH_THREADS, EXAMPLES / name]
+    result = run(*script, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     assert "env steps" in result.stdout
     assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}

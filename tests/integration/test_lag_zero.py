@@ -50,6 +50,7 @@ def are_equal(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("num_col_workers", [1, 3])
 @pytest.mark.parametrize(("runtime", "settings"), [

@@ -29,12 +29,11 @@ from tests.unit.learner.small_agents import TINY, Mixed, agent_of, make_env
 
 NAMES = ["ppo", "ppo-images", "ppo-gru", "ppo-lstm", "ppo-mixed", "ppo-masked", "sac", "dqn", "r2d2"]
 POLICIES = {**{name: [""] for name in NAMES}, "independent": ["-speaker_0", "-listener_0"]}
-# An export to ONNX takes more than a second. Other files of `USUAL` have the parts of these policies: `ppo-lstm`
-# normalizes, `ppo-masked` has a discrete policy, `r2d2` has a GRU and values of actions, and other formats have several
-# policies.
-RARE_IN_ONNX = {"ppo", "ppo-gru", "dqn", "independent"}
+# An export takes a second. Other files of `USUAL` have the parts of these policies: `ppo-lstm` normalizes, `ppo-masked`
+# has a discrete policy, `r2d2` has a GRU and values of actions, and other formats than ONNX have several policies.
+RARE_NAMES = {"ppo", "ppo-gru", "dqn"}
 EXPORTS = [(name, to) for name in POLICIES for to in FORMATS]
-RARE = [(name, to) for name, to in EXPORTS if to == "onnx" and name in RARE_IN_ONNX]
+RARE = [(name, to) for name, to in EXPORTS if name in RARE_NAMES or (name, to) == ("independent", "onnx")]
 USUAL = [export for export in EXPORTS if export not in RARE]
 STEPS = 40
 # The files are written once, in one process.

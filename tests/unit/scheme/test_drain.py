@@ -191,6 +191,7 @@ def test_rollouts_that_miss_the_deadline_are_lost(make, check_ledger):
     check_ledger(scheme)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("settings", [LEARNER_THREAD, SHARDS, {"num_grad_workers": 2, "grad_communication": ASYNC},
                                       {"num_grad_workers": 2, "num_col_workers": 2}],
                                       ids=["learner", "shards", "a3c", "sync"])

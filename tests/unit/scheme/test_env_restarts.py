@@ -41,6 +41,7 @@ class Log:
                         "max_env_restarts": 1000}
 
 
+@pytest.mark.every(3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES.keys())

@@ -45,6 +45,7 @@ def _assert_stops_in_balance(scheme):
     return ledger
 
 
+@pytest.mark.every(3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
 @pytest.mark.parametrize("num_grad_workers", [1, 2])

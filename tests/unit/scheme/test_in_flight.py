@@ -17,7 +17,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination
 from tests.conftest import seeds
 
-SEEDS = seeds(6, 12)
+SEEDS = seeds(3, 12)
 
 
 class Look:

@@ -10,6 +10,7 @@ from pytorchrl.envs.testing import CountingEnv
 NUM_ENVS, SIZE = 2, 8
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("settings", [{}, {"col_communication": ASYNC}, {"num_grad_workers": 2}])
 @pytest.mark.parametrize("step", [1, SIZE + 1, 2 * SIZE + 5])
 def test_only_the_unfinished_rollout_of_a_lost_worker_is_not_collected(make_scheme, check_ledger, settings, step):

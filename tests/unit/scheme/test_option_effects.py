@@ -111,11 +111,11 @@ def _outcome_of_two_runs(settings):
 
 
 def outcome(settings):
-    """Run a scheme until its 40th update, and return everything that can be observed about the run, as JSON."""
+    """Run a scheme until its 30th update, and return everything that can be observed about the run, as JSON."""
     scheme = Scheme(*synthetic_agent(4, capacity=400 if "num_replay_workers" in settings else None),
                     **{"seed": 1, "runtime": "simulated"} | settings)
     steps = 0
-    while scheme.version < 40:
+    while scheme.version < 30:
         scheme.step()
         steps += 1
     seen = json.dumps([steps, scheme.metrics(), scheme.ledger(), scheme.runtime.now()])

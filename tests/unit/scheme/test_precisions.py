@@ -81,6 +81,7 @@ PATTERNS = {"central": {}, "collectors": {"num_col_workers": 2},
             "ranks": {"num_grad_workers": 2, "distribute_gradients": True}}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("is_faster", [False, True])
 @pytest.mark.parametrize(("kind", "settings"), [
     *(pytest.param("ppo", settings, id=f"ppo-{name}") for name, settings in PATTERNS.items()),

@@ -88,6 +88,7 @@ PLACES = {
     "shards": SHARDS, "gorila": {**SHARDS, "num_grad_workers": 2}, "threads": {**SHARDS, "runtime": "threads"}}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
 def test_r2d2_learns_from_whole_sequences_for_any_replay_location(make_r2d2, check_ledger, settings):
     scheme = make_r2d2(**settings)
@@ -142,6 +143,7 @@ def test_stored_states_equal_those_of_a_new_unroll(make_r2d2):
     assert num_checked >= 10
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("faults", "num_lost"), [
     ("kill shard.1 @ sample 5", 1), ("kill col.2 @ step 30", 1), ("kill shard.2 @ add 12; kill col.1 @ step 50", 2),
     ("kill shard.* p=0.005; kill col.* p=0.003", 2), ("hang shard.1 @ priorities 3", 1),

@@ -112,6 +112,7 @@ def check_batches(collected):
                     assert counts[to] - counts[at] == to - at
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
 def test_r2d2_learns_from_whole_rollouts_for_any_replay_location(make, check_ledger, collected, settings):
     scheme = make(**settings)

@@ -52,6 +52,7 @@ def step_until(scheme, numbers, check, most=1500):
         check(scheme)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seed", seeds(1, 12))
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_is_lost_or_used_twice(make, account, check_ledger, case, seed):
@@ -89,6 +90,7 @@ def test_no_step_is_lost_or_used_twice(make, account, check_ledger, case, seed):
         assert len(set(account.used)) >= final["consumed_unique"] > 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", [name for name, settings in CASES.items() if not settings.keys() & {
     "inference", "num_replay_workers", "distribute_gradients"}])
 def test_lags_are_exact(make, account, check_ledger, case):

@@ -38,6 +38,7 @@ def make_agent():
         scheme.stop()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("settings", RESUMED.values(), ids=RESUMED)
 @pytest.mark.parametrize("agent", ["ppo, normalised", "dqn, prioritised", "r2d2"])
 def test_a_run_resumes_bit_for_bit_after_a_resize(make_agent, check_ledger, agent, settings):
@@ -61,6 +62,7 @@ def test_a_run_resumes_bit_for_bit_after_a_resize(make_agent, check_ledger, agen
     assert resumed.stop() == straight.stop()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [1, 2, 5])
 @pytest.mark.parametrize("case", ["sync, 1 sync", "sync, 2 sync", "async, 1 async", "async, 2 async", "shards", "ranks",
                                   "central inference"])

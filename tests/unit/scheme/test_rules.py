@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 
@@ -212,11 +213,20 @@ def nothing_starts():
     assert set(threading.enumerate()) == before
 
 
-@pytest.mark.parametrize(("settings", "error", "message"), ROWS, ids=[str(row[0])[1:-1] for row in ROWS])
-def test_a_wrong_setting_is_refused(parts, settings, error, message):
-    with pytest.raises(error, match=message) as caught:
+def refusal(parts, settings):
+    """Return the error that a scheme with these settings raises; None if it raises none."""
+    try:
         Scheme(*parts, **settings)
-    assert type(caught.value) is error
+    except ConfigError as error:
+        return error
+    return None
+
+
+def test_a_wrong_setting_is_refused(parts):
+    for settings, error, message in ROWS:
+        found = refusal(parts, settings)
+        assert type(found) is error, (settings, found)
+        assert re.search(message, str(found)), (settings, found)
 
 
 def test_several_problems_are_reported_at_once(parts):

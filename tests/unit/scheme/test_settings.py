@@ -56,12 +56,12 @@ def test_each_option_is_declared_in_one_class():
     assert len(declared) == len({name for name, _ in declared}) > 60
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_has_a_default_and_a_help_text(name):
-    declaration = declaration_of(name)
-    assert not declaration.is_required
-    assert declaration.help[0].isupper() or declaration.help[0] == '"'
-    assert declaration.help.endswith(".")
+def test_each_option_has_a_default_and_a_help_text():
+    for name in OPTIONS:
+        declaration = declaration_of(name)
+        assert not declaration.is_required, name
+        assert declaration.help[0].isupper() or declaration.help[0] == '"', name
+        assert declaration.help.endswith("."), name
 
 
 def test_a_kind_itself_declares_no_options():
@@ -76,21 +76,20 @@ def test_the_keywords_are_the_options():
     assert set(typing.get_type_hints(SchemeKeywords, include_extras=False)) == set(known_keywords()) - {"runtime"}
 
 
-@pytest.mark.parametrize("name", sorted(set(OPTIONS) - {"runtime"}))
-def test_the_type_of_a_keyword_equals_that_of_the_option(name):
+def test_the_type_of_a_keyword_equals_that_of_the_option():
     """Check that a keyword accepts all types of its option.
 
     The keyword may also accept strings, such as names of enum members.
     """
-    of_keyword = typing.get_type_hints(SchemeKeywords)[name]
-    of_option = declaration_of(name).type
-    if name == "num_replay_workers":
-        of_option = of_option | None
-
     def members(hint):
         return set(typing.get_args(hint)) if isinstance(hint, type(int | str)) else {hint}
-    assert members(of_option) <= members(of_keyword)
-    assert members(of_keyword) - members(of_option) <= {str}
+    for name in sorted(set(OPTIONS) - {"runtime"}):
+        of_keyword = typing.get_type_hints(SchemeKeywords)[name]
+        of_option = declaration_of(name).type
+        if name == "num_replay_workers":
+            of_option = of_option | None
+        assert members(of_option) <= members(of_keyword), name
+        assert members(of_keyword) - members(of_option) <= {str}, name
 
 
 def test_the_constructor_is_short():
@@ -98,11 +97,11 @@ def test_the_constructor_is_short():
     assert len([name for name in parameters if name not in ("self", "settings")]) <= 14
 
 
-@pytest.mark.parametrize("name", sorted(set(OPTIONS)))
-def test_a_default_given_by_name_changes_nothing(name):
+def test_a_default_given_by_name_changes_nothing():
     agent = synthetic_agent(4)
-    scheme = Scheme(*agent, **{"seed": 1, name: default_of_keyword(name)})
-    assert scheme.settings | {"seed": 1} == Scheme(*agent, seed=1).settings
+    for name in sorted(set(OPTIONS)):
+        scheme = Scheme(*agent, **{"seed": 1, name: default_of_keyword(name)})
+        assert scheme.settings | {"seed": 1} == Scheme(*agent, seed=1).settings, name
 
 
 def test_stored_settings_recreate_the_scheme():

@@ -34,6 +34,7 @@ def is_exact(ledger):
     return ledger["collected"] == sum(ledger[place] for place in places) + sum(ledger["dropped"].values()) > 0
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 @pytest.mark.parametrize("shape", [*itertools.product((CENTRAL, PARALLEL), (SYNC, ASYNC), (CENTRAL, PARALLEL),
                                                       (SYNC, ASYNC))],

@@ -35,6 +35,7 @@ def on_torch(algo):
     return other
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("hidden", [(), (8,), (64, 32)])

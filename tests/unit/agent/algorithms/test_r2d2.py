@@ -137,6 +137,7 @@ def brute_force(algorithm, batch):
     return float(total.detach() / count), errors, torch.cat([p.grad.reshape(-1) for p in net.parameters()])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("options", [

@@ -112,6 +112,7 @@ def test_dqn_learns_to_balance_a_pole():
     assert evaluate(algorithm, "CartPole-v1") >= 195
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_control_learns_to_stop_a_point(name):
     cls, options, actor = CONTINUOUS[name]

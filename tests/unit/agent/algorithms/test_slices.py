@@ -75,6 +75,7 @@ def make_batch(build, collect, made_up_steps):
     return make
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(("cls", "normalization", "kind"), [
     (PPO, "minibatch", "feed-forward"), (PPO, "minibatch", "gru"), (PPO, "minibatch", "lstm"),
@@ -92,6 +93,7 @@ def test_any_slicing_gives_the_gradient_of_the_whole_batch(make_batch, cls, kind
     assert len(num_cuts) > 2
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("kind", ["feed-forward", "gru"])
 @pytest.mark.parametrize("cls", [PPO, A2C])

@@ -21,6 +21,7 @@ def main():
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("call", ["main()", "for _ in range(1):\n    main()", "with open('imported'):\n    main()"])
 def test_a_script_without_guard_is_refused_before_any_process_starts(run_forked, tmp_path, call):
     script = tmp_path / "script.py"
@@ -36,6 +37,7 @@ def test_a_script_without_guard_is_refused_before_any_process_starts(run_forked,
     assert "trained" not in result.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("call", [
     'if __name__ == "__main__":\n    main()',
     'import multiprocessing\nif multiprocessing.current_process().name == "MainProcess":\n    main()',

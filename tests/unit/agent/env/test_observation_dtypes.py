@@ -53,6 +53,7 @@ class WrongDtype(VectorEnv):
         return {"count": counts, "other": counts[:, 0].astype(np.int64)} if self._form == "dict" else counts
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("form", ["array", "image", "dict"])
 @pytest.mark.parametrize("dtypes", [(np.float32, np.float32), (np.float64, np.float64), (np.int64, np.int64),
                                     (np.float32, np.float64), (np.float64, np.float32), (np.uint8, np.float16)])

@@ -62,6 +62,7 @@ def assert_extras_belong_to_rows(ring):
             assert set(leaf.owners[in_use]) <= {*rows, *(-1 - extras)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("cls", [ReplayBuffer, PERBuffer])
 @pytest.mark.parametrize(("frames", "padding"), [(0, "-"), (4, "zero"), (3, "copy"), (4, "keep"), (4, "noise")])
 @pytest.mark.parametrize("same_step", [True, False])

@@ -180,6 +180,7 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
          {"length": 8, "burn_in": 4, "period": 4, "n_step": 5}]
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])

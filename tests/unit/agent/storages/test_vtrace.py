@@ -14,6 +14,7 @@ from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import GAEBuffer, VTraceBuffer
 from pytorchrl.agent.storages.returns import gae, vtrace
 from pytorchrl.errors import ConfigError
+from tests.conftest import seeds
 
 GRU = {"recurrent_net": "gru", "recurrent_size": 5}
 LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_value_network": True}
@@ -83,7 +84,7 @@ def defining_sum(rollout, logp, value, final_value, gamma, rho_bar, c_bar, lam):
     return advantage, v
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(12, 40))
 def test_vtrace_equals_its_defining_sum_on_random_rollouts(seed):
     rng, *case = random_case(seed)
     gamma, lam = rng.uniform(0.5, 1.0), rng.uniform(0.0, 1.0)

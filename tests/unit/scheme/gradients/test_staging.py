@@ -351,6 +351,7 @@ def stage(monkeypatch):
     return add
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "settings"), [
     ("sac", {}), ("dqn", {}), ("r2d2", {}),
     ("sac", {"num_col_workers": 2, "num_replay_workers": 2, "col_communication": ASYNC}),

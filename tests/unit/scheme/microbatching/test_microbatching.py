@@ -76,6 +76,7 @@ def test_rollouts_of_the_local_worker_are_not_overwritten(make_scheme, recorder)
 # Equal results
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_slices_change_nothing(train, algo, place):
@@ -85,6 +86,7 @@ def test_slices_change_nothing(train, algo, place):
     assert parts["metrics"]["backward_passes"] >= 2 * whole["metrics"]["backward_passes"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_microbatches_change_nothing(train, algo, place):
@@ -95,6 +97,7 @@ def test_microbatches_change_nothing(train, algo, place):
     assert pieces["metrics"]["backward_passes"] > whole["metrics"]["backward_passes"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("settings", [{"microbatch_size": 15}, {"microbatch_size": 15, "train_batch_size": 100}],
                          ids=str)
 @pytest.mark.parametrize("algo", ["a2c", "ppo by minibatch"])

@@ -180,6 +180,7 @@ def test_an_error_is_raised_again_at_the_same_point(runs):
     assert str(again["error"]) == str(first["error"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [
     ALL_ASYNC, ASYNC_COLLECTION, {"num_grad_workers": 2}, {"num_col_workers": 2},
     {"num_grad_workers": 2, "distribute_gradients": True},

@@ -19,6 +19,7 @@ from pytorchrl.scheme.replay.inserter import Router
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from tests.unit.scheme.replay.numbered import SIZE, rollout
+from tests.conftest import seeds
 
 
 class Collector(threading.Thread):
@@ -314,7 +315,7 @@ def test_a_shards_error_reaches_the_learner(make):
         deque(batches, maxlen=0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(10, 40))
 def test_the_ledger_balances_under_random_schedules(make, seed):
     rng = np.random.default_rng(seed)
     costs = {name: ("exponential", float(10 ** rng.uniform(-4, -1)))

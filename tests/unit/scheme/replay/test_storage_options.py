@@ -47,6 +47,7 @@ def test_scheme_options_override_those_of_the_storage(make_apex, name, value):
     assert getattr(scheme.update_worker.local_worker.storage.options, name) == value
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2, "grad_communication": "asynchronous"},
     {"num_grad_workers": 2, "grad_communication": "synchronous"},

@@ -30,6 +30,7 @@ def after(scheme, updates=6):
     return scheme.acting_state()["all"], scheme.metrics()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("codec", ["lz4", "zstd", "auto", "auto:zstd"])
 def test_lossless_codecs_change_nothing_but_bytes(make_scheme, codec):
     settings = {"num_col_workers": 2, "num_grad_workers": 2, "size": 64}

@@ -128,6 +128,7 @@ def test_ranks_equal_a_central_learner(make, agent, num_workers):
 # After a loss
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 @pytest.mark.parametrize(("agent", "fault"), [
     ("ppo", "kill grad.1 @ grad 6"), ("ppo", "kill grad.2 @ update 8"), ("ppo", "kill grad.3 @ update 1"),

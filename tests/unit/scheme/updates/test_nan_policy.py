@@ -123,6 +123,7 @@ def last_bad(settings, bad):
     return [at(), bad] if "num_grad_workers" in settings else [bad]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
 def test_a_non_finite_update_changes_nothing_and_is_counted(make_bad, check_ledger, settings, kind):
