@@ -21,7 +21,7 @@ from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.errors import ConfigError, ContractError, FactoryError, Problem
 from pytorchrl.support.problems import error_of, problems_of, raise_all
-from pytorchrl.support.untyped import FieldValue, OptionsOfSubclass, Untyped
+from pytorchrl.support.untyped import FieldValue, OptionsOfSubclass
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,7 +41,7 @@ def option(  # noqa: PLR0913 - each parameter is a part of a declaration
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
     check: Callable[..., object] | None = None,
-    default_factory: Untyped = dataclasses.MISSING,  # the type of MISSING is private
+    default_factory: Callable[[], object] | None = None,
 ) -> FieldValue:
     """Declare one field of an `Options` class.
 
@@ -55,13 +55,13 @@ def option(  # noqa: PLR0913 - each parameter is a part of a declaration
         updatable: Whether `update_algorithm_parameter` may change the option during training.
         check: Function that receives a value of the right type, raises `ConfigError` if the value is wrong, and returns
             the value to store.
-        default_factory: Function that returns a mutable default.
+        default_factory: Function that returns a mutable default; None if the default is not mutable.
     """
     metadata = {
         "help": help, "low": low, "high": high, "exclusive": exclusive, "choices": choices, "updatable": updatable,
         "check": check,
     }
-    if default_factory is not dataclasses.MISSING:
+    if default_factory is not None:
         return dataclasses.field(default_factory=default_factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 

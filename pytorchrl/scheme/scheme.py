@@ -441,7 +441,7 @@ class Scheme(Architectures):
 
     # Parameters, models and evaluation
 
-    def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
+    def update_algorithm_parameter(self, name: str, value: object) -> None:
         """Change an updatable parameter of the algorithm in every worker."""
         self.update_worker.update_algorithm_parameter(name, value)
 

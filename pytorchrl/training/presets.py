@@ -15,7 +15,7 @@ from pytorchrl.support.untyped import OptionValue
 # Defaults of `atari_factory`, repeated here so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-_CONTINUOUS: dict[str, dict[str, OptionValue]] = {
+_CONTINUOUS: dict[str, dict[str, object]] = {
     "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000,
                 "update_every": 1, "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64),
                 "target_steps": 20_000},
@@ -24,7 +24,7 @@ _CONTINUOUS: dict[str, dict[str, OptionValue]] = {
 }
 _CONTINUOUS["box2d"] = {**_CONTINUOUS["mujoco"], "target_steps": 500_000}
 _DDPG = {"policy": "deterministic", "num_critics": 1}
-_REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, OptionValue]] = {
+_REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, object]] = {
     (name, family): {**common, **own, **(classic if family == "classic" else {})}
     for name, own, classic in (
         ("sac", {}, {"lr_pi": 1e-3}), ("td3", {"policy": "deterministic"}, {"lr_q": 1e-3, "lr_pi": 1e-3}),
@@ -64,7 +64,7 @@ _REPLAY_PRESETS |= {
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
         **_ATARI},
 }
-_presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
+_presets: dict[tuple[str, str], Mapping[str, object]] = {
     **_REPLAY_PRESETS,
     # PPO follows Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers of
     # steps that suit a first run. `model.pt` contains the final policy, so most learning rates decay to zero:
@@ -133,7 +133,7 @@ _presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
 }
 
 
-def register(algorithm: str, suite: str, options: Mapping[str, OptionValue]) -> None:
+def register(algorithm: str, suite: str, options: Mapping[str, object]) -> None:
     """Register the default options of an algorithm for a suite of environments; the user's options override them.
 
     An earlier registration is replaced.
@@ -147,14 +147,14 @@ def register(algorithm: str, suite: str, options: Mapping[str, OptionValue]) -> 
     _presets[algorithm, suite] = MappingProxyType(dict(options))
 
 
-def registered() -> Mapping[tuple[str, str], Mapping[str, OptionValue]]:
+def registered() -> Mapping[tuple[str, str], Mapping[str, object]]:
     """Return all presets, keyed by (name of the algorithm, name of the suite)."""
     return MappingProxyType(_presets)
 
 
 def preset(
     algorithm: str, env: str | Callable[..., object], options: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, OptionValue]:
+) -> dict[str, object]:
     """Return the preset for an algorithm and an environment; empty if none is registered.
 
     The preset omits options that would have no effect together with the user's `options`.

@@ -245,7 +245,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     # Parameters
 
-    def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
+    def update_algorithm_parameter(self, name: str, value: object) -> None:
         """Set a parameter: `policy/name` for one policy, or `name` for all policies that have a parameter `name`.
 
         `policy/trainable` (True or False) determines whether the policy learns.
