@@ -56,7 +56,7 @@ class Problem:
     text: str
     """The settings, their values, and the allowed values."""
     remedy: str = ""
-    """How to solve the problem; empty if the allowed values say so."""
+    """The solution of the problem; empty if the allowed values state it."""
     options: tuple[str, ...] = ()
     """Names of the options on which the problem depends, as far as they are known."""
     error: type[ConfigError] = field(default_factory=lambda: ConfigError, compare=False)

@@ -13,6 +13,7 @@ from types import TracebackType
 import cloudpickle
 
 from pytorchrl.errors import WorkerError
+from pytorchrl.support.tracebacks import chain_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,8 @@ class SentError:
     @classmethod
     def of(cls, error: BaseException) -> SentError:
         """Prepare an error for sending. An error that cannot be pickled is sent as a `WorkerError` with its text."""
-        chain = [error]
-        while (cause := _shown_cause(chain[-1])) is not None and not any(cause is other for other in chain):
-            chain.append(cause)
         sent: SentError | None = None
-        for each in reversed(chain):
+        for each in reversed(chain_of(error)):
             sent = cls(_pickled(each), tuple(_frames_of(each.__traceback__)), sent, each.__cause__ is None)
         assert sent is not None
         return sent
@@ -72,10 +70,6 @@ class SentError:
         else:
             error.__cause__ = cause
         return error
-
-
-def _shown_cause(error: BaseException) -> BaseException | None:
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _pickled(error: BaseException) -> bytes:

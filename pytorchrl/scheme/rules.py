@@ -26,9 +26,9 @@ class Rule(NamedTuple):
     is_broken: Callable[[Settings], bool]
     """Whether settings break the rule."""
     text: Callable[[Settings], str]
-    """What is wrong with settings that break the rule."""
+    """The mistake in settings that break the rule."""
     remedy: str
-    """What to do."""
+    """The way to mend such settings."""
     options: tuple[str, ...]
     """The settings that the rule concerns."""
 

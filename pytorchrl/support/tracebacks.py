@@ -122,22 +122,29 @@ def is_full() -> bool:
     return os.environ.get(VARIABLE, "0") != "0"
 
 
+def chain_of(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, as Python prints them: each is the cause or the context of the one before it."""
+    chain = [error]  # an error may be its own cause, after `raise error from error`
+    while True:
+        last = chain[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or any(cause is other for other in chain):
+            return chain
+        chain.append(cause)
+
+
 def shown_errors(error: BaseException) -> list[BaseException]:
     """Return an error, and those of its causes that are shown to the user; each is a cause of the one before it.
 
     A cause is shown if it has a frame of the user's own code. The exception of an environment or callback is always
     shown.
     """
-    seen, shown = [error], [error]  # an error may be its own cause, after `raise error from error`
-    while True:
-        last = seen[-1]
-        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if cause is None or any(cause is other for other in seen):
-            return shown
-        seen.append(cause)
+    shown = [error]
+    for cause in chain_of(error)[1:]:
         if _has_users_frame(cause.__traceback__) or (
                 isinstance(shown[-1], (CallbackError, EnvError)) and not isinstance(cause, PyTorchRLError)):
             shown.append(cause)
+    return shown
 
 
 def shows_users_code(error: BaseException) -> bool:

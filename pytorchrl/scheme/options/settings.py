@@ -163,13 +163,11 @@ class Settings:
         reader = KeywordReader(given)
         reader.drop_unknown("Scheme", known_keywords())
         if collection is None:
-            collection = reader.choose(collection_kind(reader), COLLECTION_KINDS, "col_communication",
-                                       "num_replay_workers")
+            collection = _chosen_collection(reader)
         else:
             reader.refuse("collection", ("col_communication", *_names_of(COLLECTION_KINDS)))
         if gradients is None:
-            gradients = reader.choose(gradient_kind(reader), GRADIENT_KINDS, "grad_communication",
-                                      "distribute_gradients")
+            gradients = _chosen_gradients(reader)
         else:
             reader.refuse("gradients", ("grad_communication", "distribute_gradients", *_names_of(GRADIENT_KINDS)))
         if supervision is None:
@@ -337,6 +335,13 @@ class KeywordReader:
         self.problems.add(replace(problem, options=(name, f"num_{level}_workers")) for problem in found)
         return options
 
+    def finish(self, options: KindT, level: str) -> KindT:
+        """Return `options` as `with_execution` does; raise one error if there are problems or contradictions."""
+        options = self.with_execution(options, level)
+        self.problems.add(options.contradictions())
+        self.problems.raise_all()
+        return options
+
 
 def numbers_problems(collection: Collection, gradients: GWorkerSetOptions) -> list[Problem]:
     """Return a problem if `num_col_workers` is a tuple that does not have a number for each gradient worker."""
@@ -372,12 +377,11 @@ def collection_of(given: Mapping[str, object]) -> Collection:
     known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
     reader = KeywordReader(given)
     reader.drop_unknown("GWorkerSet", {name: ("scheme", name) for name in known})
-    kind = collection_kind(reader)
-    collection: Collection = reader.with_execution(
-        reader.choose(kind, COLLECTION_KINDS, "col_communication", "num_replay_workers"), "col")
-    reader.problems.add(collection.contradictions())
-    reader.problems.raise_all()
-    return collection
+    return reader.finish(_chosen_collection(reader), "col")
+
+
+def _chosen_collection(reader: KeywordReader) -> Collection:
+    return reader.choose(collection_kind(reader), COLLECTION_KINDS, "col_communication", "num_replay_workers")
 
 
 def gradient_kind(reader: KeywordReader) -> type[GradientKind]:
@@ -404,12 +408,11 @@ def gradients_of(given: Mapping[str, object], options: GWorkerSetOptions) -> Gra
     """
     known = {name for kind in (GradientPattern, *GRADIENT_KINDS) for name in kind.declarations()}
     reader = KeywordReader({**as_keywords(options), **{name: value for name, value in given.items() if name in known}})
-    kind = gradient_kind(reader)
-    gradients: GradientKind = reader.with_execution(
-        reader.choose(kind, GRADIENT_KINDS, "grad_communication", "distribute_gradients"), "grad")
-    reader.problems.add(gradients.contradictions())
-    reader.problems.raise_all()
-    return gradients
+    return reader.finish(_chosen_gradients(reader), "grad")
+
+
+def _chosen_gradients(reader: KeywordReader) -> GradientKind:
+    return reader.choose(gradient_kind(reader), GRADIENT_KINDS, "grad_communication", "distribute_gradients")
 
 
 def _runtime_kind(reader: KeywordReader, name: str | None, is_remote: bool, is_replay: bool) -> type[RuntimeKind]:
