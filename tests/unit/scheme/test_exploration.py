@@ -20,8 +20,10 @@ from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
-# Number of schedules in the default run, enough to find each planted bug. Tests marked `chaos` run more schedules.
+# Number of schedules of the thorough tests, enough to find each planted bug. Tests marked `chaos` run more schedules.
 NUM_SCHEDULES = 200
+# The schedules of the default run; the last five have decentralised gradients, as has number 46.
+USUAL = (*range(60), 80, 81, 91, 99, 103)
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 
 
@@ -285,7 +287,7 @@ def explore(seeds, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedules", [
-    range(120), pytest.param(range(120, NUM_SCHEDULES), marks=pytest.mark.thorough)], ids=["usual", "others"])
+    USUAL, pytest.param(range(NUM_SCHEDULES), marks=pytest.mark.thorough)], ids=["usual", "all"])
 def test_invariants_hold_with_delays_and_faults(schedules):
     # Central synchronous collection with central gradients (2 of 16 patterns) has one thread, hence only one schedule.
     assert len(explore(schedules)) > len(schedules) * 14 / 16
@@ -358,19 +360,23 @@ def a_stop_that_leaves_a_thread(monkeypatch):
 
 
 BUGS = {
-    weights_to_the_wrong_worker: "continued with the wrong weights",
-    broadcast_after_resubmission: "requested with weights",
-    a_rollout_counted_twice: "learned too often|ledger does not balance",
-    a_missed_wake_up: "a gradient worker is idle",
-    a_stop_that_leaves_a_thread: "waits for the end of CollectorThread",
+    weights_to_the_wrong_worker: (0, "continued with the wrong weights"),
+    broadcast_after_resubmission: (15, "requested with weights"),
+    a_rollout_counted_twice: (15, "learned too often|ledger does not balance"),
+    a_missed_wake_up: (121, "a gradient worker is idle"),
+    a_stop_that_leaves_a_thread: (15, "waits for the end of CollectorThread"),
 }
+"""Planted bug -> the first seed whose schedule shows it, and what the error says."""
 
 
+@pytest.mark.parametrize("is_thorough", [False, pytest.param(True, marks=pytest.mark.thorough)],
+                         ids=["from a stored seed", "from the first seed"])
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_a_planted_bug_is_found_and_reproduced_from_its_seed(monkeypatch, bug):
+def test_a_planted_bug_is_found_and_reproduced_from_its_seed(monkeypatch, bug, is_thorough):
     bug(monkeypatch)
-    with pytest.raises(BrokenError, match=BUGS[bug]) as caught:
-        explore(range(NUM_SCHEDULES), faulty=False)
+    first, says = BUGS[bug]
+    with pytest.raises(BrokenError, match=says) as caught:
+        explore(range(NUM_SCHEDULES) if is_thorough else range(first, first + 10), faulty=False)
     found = caught.value
     seed = int(str(found).split(":")[0].removeprefix("seed "))
     with pytest.raises(BrokenError) as again:
