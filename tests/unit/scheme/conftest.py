@@ -25,6 +25,15 @@ PATTERNS = [
 ]
 
 
+def chessboard(rows, columns):
+    """Return all pairs of values for `parametrize`: those on the white squares unmarked, the others `thorough`.
+
+    The default run then has each value of both lists, with every second value of the other list.
+    """
+    return [pytest.param(row, column, marks=[pytest.mark.thorough] if (i + j) % 2 else [])
+            for i, row in enumerate(rows) for j, column in enumerate(columns)]
+
+
 def pytest_generate_tests(metafunc):
     """Run each test that has an argument `pattern` or `some_pattern` in the sixteen patterns.
 

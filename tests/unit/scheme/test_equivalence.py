@@ -107,6 +107,7 @@ def _relative(a, b):
     return float((a - b).norm() / b.norm()), float(((a - b).abs() / (b.abs() + 1e-3)).max())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["averaged", "all-reduced"])
 @pytest.mark.parametrize("normalization", ["none", "batch"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

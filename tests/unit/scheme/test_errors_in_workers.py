@@ -13,6 +13,7 @@ import torch
 from pytorchrl import ASYNC, SYNC, VecEnv
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, StartTimeoutError, WorkerLostError
+from tests.unit.scheme.conftest import chessboard
 
 EXECUTIONS = {
     f"{'parallel' if workers > 1 else 'central'}-{'async' if communication is ASYNC else 'sync'}": {
@@ -85,10 +86,9 @@ def test_a_fault_of_a_constructor_is_raised(make_scheme, execution, num_grad_wor
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("grad_communication", [SYNC, ASYNC])
-@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+@pytest.mark.parametrize(("execution", "grad_communication"), chessboard(EXECUTIONS, (SYNC, ASYNC)))
 def test_an_error_arrives_soon(make_scheme, execution, grad_communication):
-    raised_at = []
+    raised_at, execution = [], EXECUTIONS[execution]
 
     class RaisesLater(CountingEnv):
         def step(self, action):

@@ -23,6 +23,7 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.storages import Storage
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
+from tests.unit.scheme.conftest import chessboard
 
 ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "mini_batch_size": 4, "update_every": 4,
                                                              "num_updates": 1}
@@ -148,8 +149,7 @@ def suggestions(combination, text):
                                                             r"algorithms for this \w+ and \w+") if name in ALGORITHMS]
 
 
-@pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "space"), chessboard(ALGORITHMS, SPACES))
 def test_parts_train_or_are_refused_with_alternatives(algorithm, space):
     refused = trained = 0
     for storage, actor in itertools.product(STORAGES, ACTORS):

@@ -303,12 +303,13 @@ def test_a_non_finite_gradient_updates_no_policy(make_multi, tmp_path):
 
 # Replay shards and the learner thread
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 def test_shards_store_and_sample_per_policy(make_multi, check_ledger, num_shards, num_grad_workers):
     scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_shards, num_grad_workers=num_grad_workers,
                         learning_starts=24)
-    make_updates(scheme, 12)
+    make_updates(scheme, 6)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
     assert scheme.metrics()["agent_steps/shared"] * 6 == scheme.metrics()["agent_steps/early"] * 7
@@ -366,7 +367,7 @@ def test_priorities_reach_their_policy_in_a_shard(make_multi):
 def test_a_learner_thread_uses_train_batches_of_all_policies(make_multi, check_ledger, settings):
     scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala,
                         train_batch_size=24, **settings)
-    make_updates(scheme, 10)
+    make_updates(scheme, 5)
     assert {"loss/early", "loss/shared"} <= set(scheme.step())
     check_ledger(scheme)
     final = scheme.stop()
@@ -434,9 +435,9 @@ def test_learner_reports_per_policy(make_multi, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("algo", "storage", "target"), [
-    (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 4_000),
+    (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 3_000),
     (dqn(start_steps=300, epsilon_steps=2000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
-     PERBuffer.create_factory(5000, rollout_size=8), 3_000)], ids=["ppo", "dqn"])
+     PERBuffer.create_factory(5000, rollout_size=8), 2_000)], ids=["ppo", "dqn"])
 def test_agents_learn_the_matching_game(make_multi, algo, storage, target):
     """Check that both agents reach a mean return above 7. The maximum is 8; random actions reach 8 / 3."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))

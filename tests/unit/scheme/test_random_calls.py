@@ -49,7 +49,7 @@ def call_randomly(scheme, rng, count, check_ledger):
     return saved
 
 
-@pytest.mark.parametrize("seed", seeds(15, 300))
+@pytest.mark.parametrize("seed", seeds(10, 300))
 def test_no_order_of_calls_stops_collection_or_loses_a_step(make, account, check_ledger, seed):
     """Check that each step remains in one place, that data keep arriving, and that a checkpoint can be resumed.
 

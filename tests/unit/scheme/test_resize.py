@@ -52,7 +52,7 @@ def step_until(scheme, numbers, check, most=1500):
         check(scheme)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", seeds(1, 12))
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_is_lost_or_used_twice(make, account, check_ledger, case, seed):
@@ -100,7 +100,9 @@ def test_lags_are_exact(make, account, check_ledger, case):
     for number in NUMBERS:
         scheme.resize(num_col_workers=number)
         step_until(scheme, [number] * CASES[case].get("num_grad_workers", 1), check_ledger)
-    for _ in range(80):
+    for _ in range(40):
+        scheme.step()
+    while len(account.lags) <= 20:
         scheme.step()
     lags, measured = account.lags, scheme.metrics()["policy_lag"]
     assert len(lags) > 20
@@ -111,7 +113,7 @@ def test_lags_are_exact(make, account, check_ledger, case):
 
 
 @pytest.mark.parametrize("case", ["async, 1 sync", "sync, 1 sync", "async, 2 async", "central inference", "shards"])
-@pytest.mark.parametrize("seed", seeds(2, 3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_workers_may_be_lost_during_a_resize(make, account, check_ledger, caplog, case, seed):
     scheme = make(schedule_seed=seed, costs=costs(random.Random(seed)), faults="kill col.* p=0.02", **CASES[case])
     for number in (*NUMBERS, 6, 2):

@@ -43,6 +43,7 @@ from pytorchrl.scheme.options.settings import (
     names_of_level,
 )
 from pytorchrl.scheme.options.updates import GRADIENT_KINDS
+from tests.conftest import pairwise
 
 OPTIONS = [name for level in LEVELS for name in names_of_level(level)]
 KINDS = (*COLLECTION_KINDS, *GRADIENT_KINDS, Ray, Threads, Simulated)
@@ -143,7 +144,7 @@ def by_factories(agent, flat):
     return Scheme.from_factory(gradients, grad_execution=PARALLEL if num_grad > 1 else CENTRAL, **given)
 
 
-def trained(scheme, updates=20):
+def trained(scheme, updates=8):
     """Train a scheme until `updates` updates are made; return its final parameters, ledger and settings."""
     while scheme.version < updates:
         scheme.step()
@@ -152,7 +153,8 @@ def trained(scheme, updates=20):
 
 
 PATTERNS = [
-    {"num_col_workers": col, "col_communication": col_async, "num_grad_workers": grad, "grad_communication": grad_async}
+    pytest.param({"num_col_workers": col, "col_communication": col_async, "num_grad_workers": grad,
+                  "grad_communication": grad_async}, id=f"{col}-{col_async}-{grad}-{grad_async}")
     for col, col_async, grad, grad_async in itertools.product((1, 3), (SYNC, ASYNC), (1, 2), (SYNC, ASYNC))]
 ARCHITECTURES = {
     "a3c": {"updates_per_step": 1}, "ddppo": {}, "microbatch": {"train_batch_size": 64, "microbatch_size": 16},
@@ -171,7 +173,8 @@ def agent_of(name):
         return (DQN.create_factory(epsilon_per_worker=True), QActor.create_factory(*spaces, hidden_sizes=(8,)),
                 PERBuffer.create_factory(200), envs)
     if name == "r2d2":
-        return (R2D2.create_factory(), QActor.create_factory(*spaces, hidden_sizes=(8,), recurrent_net="gru"),
+        actor = QActor.create_factory(*spaces, hidden_sizes=(8,), recurrent_net="gru", recurrent_size=8)
+        return (R2D2.create_factory(), actor,
                 SequenceBuffer.create_factory(400, length=4, period=2), envs)
     from pytorchrl import GAEBuffer
     algorithm = PPO.create_factory(num_epochs=1, num_mini_batch=1)
@@ -186,7 +189,7 @@ def assert_same(first, *others):
         assert all(torch.equal(value, other_state[key]) for key, value in state.items())
 
 
-@pytest.mark.parametrize("shape", PATTERNS, ids=lambda pattern: "-".join(map(str, pattern.values())))
+@pytest.mark.parametrize("shape", pairwise(PATTERNS))
 def test_three_forms_of_a_pattern_train_to_the_same_parameters(shape):
     flat = {**shape, "runtime": "simulated", "seed": 3}
     agent = synthetic_agent(4)

@@ -45,6 +45,7 @@ def test_freed_memory_is_kept(run_python):
     assert after < 100
 
 
+@pytest.mark.thorough  # glibc documents it
 @on_glibc
 def test_malloc_thresholds_in_the_environment_take_precedence(run_python):
     _, after = faults(run_python, MALLOC_TRIM_THRESHOLD_="131072")

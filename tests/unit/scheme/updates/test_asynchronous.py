@@ -268,7 +268,7 @@ def test_an_aggregate_of_scaled_gradients(make):
     assert watched.parameter == 1.5
 
 
-@pytest.mark.parametrize("schedule_seed", range(4))
+@pytest.mark.parametrize("schedule_seed", seeds(2, 4))
 def test_an_aggregate_of_all_equals_synchronous_updates_bit_for_bit(make_scheme, schedule_seed):
     settings = {"algo": A2C.create_factory(lr=1e-2), "num_grad_workers": 3, "runtime": "simulated",
                 "env_fn": "CartPole-v1"}
@@ -346,7 +346,7 @@ def test_too_many_consecutive_non_finite_gradients_end_a_step(make):
         watched.scheme.step()
 
 
-@pytest.mark.parametrize("seed", seeds(12, 40))
+@pytest.mark.parametrize("seed", seeds(8, 40))
 def test_the_ledger_is_exact_with_drops_and_faults(make, check_ledger, seed):
     rng = random.Random(seed)
     workers = rng.randint(2, 5)
@@ -376,7 +376,7 @@ def test_a_run_with_drops_is_replayed(make_scheme, tmp_path):
     settings = {"num_grad_workers": 4, "grad_communication": ASYNC, "aggregate": 2, "max_grad_lag": 0,
                 "lag_policy": "drop", "algo": A2C.create_factory(), "size": 4, "updates_per_step": 5}
     num_asked = 0
-    for seed in range(6):
+    for seed in range(3):
         path = tmp_path / f"{seed}.jsonl"
         first = make_scheme(runtime="simulated", schedule_seed=seed, record=path, **settings)
         for _ in range(4):

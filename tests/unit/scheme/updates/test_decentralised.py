@@ -14,6 +14,7 @@ from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, Wor
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
+from tests.unit.scheme.conftest import chessboard
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
 
@@ -99,8 +100,7 @@ def train(scheme, updates, check=lambda scheme: None):
 # Equality with a central learner
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(("agent", "num_workers"), chessboard(AGENTS, (2, 3)))
 def test_ranks_equal_a_central_learner(make, agent, num_workers):
     """Check the acting state and the learning state, including target networks, temperature and normalizers."""
     states = []

@@ -33,7 +33,7 @@ def test_normalizers_ignore_dropped_train_batches(make_scheme):
 NOTHING_LATE = {"max_grad_lag": 0, "lag_policy": "drop"}
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("settings", "options"), [
     ({"max_grad_lag": 1, "lag_policy": "drop", "num_grad_workers": 3}, {}), (NOTHING_LATE, {}),
