@@ -41,7 +41,7 @@ def combinations():
 def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, settings):
     straight = make(agent, **settings)
     straight.start(target_steps=600)
-    go_on(straight, 9)
+    go_on(straight, 6)
     snapshot = straight.checkpoint()
     checkpoint = through_a_file(snapshot)
     resumed = make(agent, **settings)
@@ -51,7 +51,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(make, check_ledger, agent, s
     assert check_ledger(resumed)["in_flight"] == 0
     # Compare all statistics, and a second checkpoint of both schemes. A checkpoint includes parameters, optimizers,
     # replay and the ledger.
-    np.testing.assert_equal(go_on(resumed, 5), go_on(straight, 5))
+    np.testing.assert_equal(go_on(resumed, 3), go_on(straight, 3))
     assert resumed.metrics()["policy_lag"] == straight.metrics()["policy_lag"]
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
     assert differences(snapshot, checkpoint) == []  # later steps have not changed it, so it may be written meanwhile
@@ -69,7 +69,7 @@ def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
     resumed.resume(through_a_file(straight.checkpoint()))
     resumed.start(600)
     assert straight.is_between_items
-    np.testing.assert_equal(go_on(resumed, 5), go_on(straight, 5))
+    np.testing.assert_equal(go_on(resumed, 3), go_on(straight, 3))
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
     assert check_ledger(resumed) == check_ledger(straight)
 
@@ -120,7 +120,7 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
                            learning_starts=40, max_replay_ratio=2.0, train_batch_size=8, max_weight_sync_delay=16)
     first, second = make(), make()
     try:
-        for _ in range(12):
+        for _ in range(8):
             first.step()
         snapshot = first.checkpoint()
         checkpoint = through_a_file(snapshot)
@@ -134,7 +134,7 @@ def test_shards_resume_with_their_contents(check_ledger, agent, num_replay_worke
         assert [shards.added for shards in held] == [first.ledger()["collected"]] * 2
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
-        for _ in range(10):
+        for _ in range(5):
             first.step()
             second.step()
         assert differences(snapshot, checkpoint) == []
@@ -302,7 +302,7 @@ def test_environments_are_rebuilt_with_new_seeds():
 
 def test_rates_of_a_resumed_run_exclude_the_earlier_run(make):
     scheme, resumed = make(), make()
-    go_on(scheme, 40)
+    go_on(scheme, 20)
     resumed.resume(through_a_file(scheme.checkpoint()))
     resumed.start()
     assert resumed.metrics()["collected_steps_per_s"] == 0.0

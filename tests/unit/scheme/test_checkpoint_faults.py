@@ -81,7 +81,7 @@ def test_a_shard_may_be_lost_during_a_checkpoint(check_ledger, monkeypatch):
         return Scheme.apex(*AGENTS["dqn, prioritised"](), runtime="simulated", seed=1, num_replay_workers=3, size=300,
                            learning_starts=40, max_replay_ratio=2.0, train_batch_size=8)
     scheme, resumed = make(), make()
-    for _ in range(20):
+    for _ in range(10):
         scheme.step()
     original = RWorker.state
 

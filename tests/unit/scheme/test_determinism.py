@@ -16,7 +16,7 @@ _SCHEMES = {
 }
 
 
-def _parameters_after(scheme, num_updates=20):
+def _parameters_after(scheme, num_updates=10):
     for _ in range(num_updates):
         scheme.step()
     assert scheme.version == num_updates

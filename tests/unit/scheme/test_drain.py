@@ -135,7 +135,7 @@ def test_microbatches_can_be_drained(make_scheme, check_ledger, one_batch):
          "slow-shards"])
 def test_replay_keeps_its_steps_and_accepts_arriving_ones(make, check_ledger, settings):
     scheme = make(**{**SHARDS, **settings})
-    for _ in range(4):
+    for _ in range(3):
         go_on(scheme, 5)
         before = scheme.ledger()
         ledger = drained(scheme, check_ledger)
@@ -221,7 +221,7 @@ def test_drain_raises_the_error_of_a_worker(make):
 
 def test_drain_works_on_threads(make_scheme, check_ledger, some_pattern):
     scheme = make_scheme(**some_pattern)
-    for _ in range(3):
+    for _ in range(2):
         scheme.step()
         ledger = scheme.drain(30.0)
         assert ledger["in_flight"] == ledger["queued"] == 0

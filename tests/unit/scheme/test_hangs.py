@@ -134,7 +134,7 @@ def test_a_worker_that_hangs_again_and_again_ends_the_run_with_its_history():
 
 def test_a_worker_that_hangs_is_ignored_if_asked(caplog):
     scheme = hanging(on_worker_failure="ignore")
-    while scheme.runtime is None or scheme.runtime.now() < 200:
+    while scheme.runtime is None or scheme.runtime.now() < 100:
         scheme.step()
     assert scheme.metrics()["workers_missing"] == 1
     assert "CWorker 1 hangs: no result for" in caplog.text

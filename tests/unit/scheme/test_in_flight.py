@@ -114,7 +114,7 @@ def test_synchronous_collection_in_microbatches(make_scheme, plain_a2c, dice, se
                          train_batch_size=train,
                          microbatch_size=micro, prefetch=prefetch)
     look = Look(scheme, not_consumed)
-    for _ in range(20):
+    for _ in range(12):
         scheme.step()
         assert not_consumed(look) == 0
     assert train <= look.most < train + micro + workers * rollout
@@ -154,7 +154,7 @@ def test_asynchronous_replay(make, dice, seed):
                   grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=shards, add_in_flight=adds,
                   train_batch_size=8, max_weight_sync_delay=delay)
     look = Look(scheme, not_resident)
-    while scheme.version < 60:
+    while scheme.version < 30:
         scheme.step()
     assert 0 < look.most <= (workers * in_flight + shards * adds) * rollout
 
@@ -177,7 +177,7 @@ def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
             versions.setdefault(found.worker, []).append(found.weights_version)
         put(destination, rollouts)
     monkeypatch.setattr(ReplayDestination, "put", watch)
-    while min(map(len, versions.values()), default=0) < 40:
+    while min(map(len, versions.values()), default=0) < 25:
         scheme.step()
     most = math.ceil(delay / rollout) + (in_flight - 1 if workers > 1 else 0)
     for made in versions.values():

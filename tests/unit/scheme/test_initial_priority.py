@@ -102,7 +102,7 @@ def td_errors_by_hand(rollout, weights, algo):
 def test_priorities_in_shards_are_td_errors_of_the_acting_weights(make_apex, added):
     scheme = make_apex()
     assert scheme.settings["initial_priority"] == "worker"
-    make_updates(scheme, 30)
+    make_updates(scheme, 20)
     arrived, weights = added
     algo = DQN.create_factory(start_steps=0)(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu",
                                              seed=0)
@@ -117,7 +117,7 @@ def test_priorities_in_shards_are_td_errors_of_the_acting_weights(make_apex, add
 
 def test_max_uses_the_largest_priority_seen(make_apex, added):
     scheme = make_apex(initial_priority="max")
-    make_updates(scheme, 30)
+    make_updates(scheme, 20)
     arrived, weights = added
     for rollout, leaves in arrived:
         assert np.ptp(leaves) == 0.0

@@ -26,7 +26,7 @@ def test_only_the_unfinished_rollout_of_a_lost_worker_is_not_collected(make_sche
             return super().step(action)
     scheme = make_scheme(Counted, num_envs=NUM_ENVS, size=SIZE, num_col_workers=2, runtime="simulated",
                          faults=f"kill col.2 @ step {step}", **settings)
-    while scheme.metrics()["workers_restarted"] < 1 + (settings.get("num_grad_workers") == 2) or scheme.version < 40:
+    while scheme.metrics()["workers_restarted"] < 1 + (settings.get("num_grad_workers") == 2) or scheme.version < 24:
         scheme.step()
         check_ledger(scheme)
     restarts, final = scheme.metrics()["workers_restarted"], scheme.stop()

@@ -140,7 +140,7 @@ def test_a_user_defined_replay_is_sampled(settings):
             Watching.create_factory(start_steps=64, update_every=8, mini_batch_size=16),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
             storage.create_factory(4000, rollout_size=8), envs, runtime="simulated", seed=1, **settings)
-        for _ in range(60):
+        for _ in range(30):
             scheme.step()
         scheme.stop()
         means[storage] = sum(drawn) / len(drawn)

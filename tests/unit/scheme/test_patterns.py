@@ -14,7 +14,7 @@ from pytorchrl import ASYNC, PPO, SYNC, OnPolicyActor, VecEnv
 from pytorchrl.errors import StoppedError
 from pytorchrl.scheme.collection.c_worker import CWorker
 
-NUM_STEPS = 800
+NUM_STEPS = 400
 
 
 @pytest.mark.timeout(60)
@@ -143,7 +143,7 @@ def test_patterns_learn_cartpole(pattern, make_scheme):
         algo=PPO.create_factory(lr=2e-3, num_epochs=4, num_mini_batch=4, gamma=0.98, entropy_coef=0.0),
         **(pattern | fresh | two_collectors))
     mean = 0.0
-    for target in (5_000, 7_500, 10_000, 20_000, 30_000):
+    for target in (3_000, 4_000, 5_000, 6_000, 8_000, 10_000, 20_000, 30_000):
         while scheme.ledger()["consumed_unique"] < target:
             scheme.step()
         scheme.start_evaluation(10)

@@ -91,7 +91,7 @@ def test_the_faster_precision_is_used_by_every_worker(make, trials, kind, settin
     trials.is_mixed = is_faster
     auto = make(kind, **settings)
     same, other = (make(kind, value, **settings) for value in (is_faster, not is_faster))
-    found, expected, different = (parameters_after(scheme, 8) for scheme in (auto, same, other))
+    found, expected, different = (parameters_after(scheme, 4) for scheme in (auto, same, other))
     assert torch.equal(found, expected)
     assert not torch.equal(found, different)
     assert len(trials.done) == 1

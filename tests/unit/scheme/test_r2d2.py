@@ -92,7 +92,7 @@ PLACES = {
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
 def test_r2d2_learns_from_whole_sequences_for_any_replay_location(make_r2d2, check_ledger, settings):
     scheme = make_r2d2(**settings)
-    make_updates(scheme, 6)
+    make_updates(scheme, 4)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == 0
@@ -106,7 +106,7 @@ def test_r2d2_learns_from_whole_sequences_for_any_replay_location(make_r2d2, che
 @pytest.mark.parametrize("settings", [{}, SHARDS], ids=["in-learner", "shards"])
 def test_consumed_steps_exclude_warm_up_and_padding(make_r2d2, settings):
     scheme = make_r2d2(**settings)
-    make_updates(scheme, 10)
+    make_updates(scheme, 6)
     consumed = scheme.ledger()["consumed"]
     scheme.stop()
     batches = [batch for batch, _ in Watched.seen]
@@ -170,7 +170,7 @@ def test_the_ledger_balances_after_losses_and_no_sequence_is_torn(make_r2d2, che
 
 def test_remaining_shards_replace_a_lost_one(make_r2d2, check_ledger):
     scheme = make_r2d2(faults="kill shard.1 @ add 16", on_worker_failure="ignore", max_replay_ratio=2.0, **SHARDS)
-    make_updates(scheme, 30)
+    make_updates(scheme, 15)
     assert check_ledger(scheme)["dropped"]["worker_lost"] > 0
     check_sequences()
     assert scheme.metrics()["workers_missing"] == 1
@@ -179,7 +179,7 @@ def test_remaining_shards_replace_a_lost_one(make_r2d2, check_ledger):
 def test_equal_seeds_give_equal_runs(make_r2d2):
     def run(seed):
         scheme = make_r2d2(schedule_seed=seed, **SHARDS)
-        make_updates(scheme, 8)
+        make_updates(scheme, 4)
         ledger, digest = scheme.ledger(), scheme.runtime.simulation.digest
         weights = scheme.acting_state()["q"]
         scheme.stop()
@@ -204,14 +204,14 @@ def test_no_more_batches_are_requested_than_the_queue_holds(make_r2d2, monkeypat
         levels.append(shards.num_requested)
     monkeypatch.setattr(Sampler, "_request", watched)
     scheme = make_r2d2(queue_size=queue_size, **SHARDS)
-    make_updates(scheme, 12)
+    make_updates(scheme, 6)
     assert max(levels) == most
 
 
 def test_each_collectors_rollouts_stay_in_one_shard(make_r2d2):
     scheme = make_r2d2(**SHARDS)
     assert scheme.settings["routing"] == "by_stream"
-    make_updates(scheme, 20)
+    make_updates(scheme, 10)
     sources = [set(handle.native.worker._storage._episodes)
                for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     assert sources == [{(2, 0)}, {(1, 0), (3, 0)}]

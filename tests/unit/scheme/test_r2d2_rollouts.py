@@ -164,7 +164,7 @@ def test_policy_lag_is_computed_from_rollout_versions(make, monkeypatch):
         return batch
     monkeypatch.setattr(RWorker, "_add", add_)
     monkeypatch.setattr(ReplaySource, "draw", draw_)
-    make_updates(make(**SHARDS), 30)
+    make_updates(make(**SHARDS), 15)
     for batch, versions in drawn:
         starts = [key_of(batch.obs["obs"][0, begin]) for begin in range(0, len(batch.ids), ENVS)]
         assert versions[:, 0].tolist() == [made[start] for start in starts for _ in range(ENVS)]
@@ -204,7 +204,7 @@ def test_train_accepts_kind_and_kind_changes_training():
     def run(**settings):
         agent = train("r2d2", "pytorchrl/Recall-v0", preset="r2d2", num_replay_workers=2, runtime="simulated", seed=1,
                       progress=False,
-                      num_steps=16, mini_batch_size=8, start_steps=200, max_replay_ratio=2.0, target_steps=800,
+                      num_steps=16, mini_batch_size=8, start_steps=100, max_replay_ratio=2.0, target_steps=400,
                       **settings)
         assert agent.summary["updates"] > 3
         return agent.agent.storage_factory.cls, agent.acting_state["q"].tolist()
@@ -234,8 +234,8 @@ def test_the_agent_learns_to_recall_the_cue():
                                    recurrent_size=16),
              RolloutSequenceBuffer.create_factory(4000, rollout_size=9, n_step=2), envs)
     scheme = Scheme.r2d2(*agent, envs, num_replay_workers=2, max_replay_ratio=8.0, runtime="simulated", seed=1)
-    make_updates(scheme, 120)
-    scheme.start_evaluation(100)
+    make_updates(scheme, 60)
+    scheme.start_evaluation(20)
     evaluation = scheme.wait_evaluation(60.0)
     scheme.stop()
     assert np.mean(evaluation.returns) > 0.9

@@ -64,11 +64,11 @@ def shards_of(scheme):
          "threads-all-local"])
 def test_updates_use_sampled_rollouts(make_level, check_ledger, settings):
     scheme = make_level({"num_epochs": 2}, **settings)
-    make_updates(scheme, 16)
+    make_updates(scheme, 10)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == ledger["queued"] == 0
-    assert ledger["consumed"] >= 16 * 8
+    assert ledger["consumed"] >= 10 * 8
     final = scheme.stop()
     assert final["in_flight"] == 0
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
@@ -107,11 +107,11 @@ def test_the_oldest_rollouts_are_evicted_whole(make_level, check_ledger, num_sha
 
 @pytest.mark.parametrize("faults", [
     "kill shard.1 @ sample 5", "kill col.2 @ step 9", "delay shard.2 0.1s p=0.1",
-    "kill shard.* p=0.01; kill col.* p=0.005"])
+    "kill shard.* p=0.02; kill col.* p=0.01"])
 def test_the_ledger_balances_under_faults(make_level, check_ledger, faults):
     scheme = make_level({"num_epochs": 2}, faults=faults)
-    for _ in range(12):
-        make_updates(scheme, scheme.version + 10)
+    for _ in range(8):
+        make_updates(scheme, scheme.version + 8)
         check_ledger(scheme)
     if "sample 5" in faults:
         assert scheme.metrics()["workers_restarted"] == 1
@@ -190,7 +190,8 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
     monkeypatch.setattr(algo.cls, "finish_rollout", finish_rollout)
     monkeypatch.setattr(VTraceBuffer, "estimate", estimated)
     scheme = make_impala(algo, **settings)
-    make_updates(scheme, 80)
+    while scheme.version < 40 or len(seen) <= 20 * 32:
+        scheme.step()
     assert len(seen) > 20 * 32
     assert all(acted[key] == recorded for key, recorded, _ in seen)
     # The policy has changed since the data were collected

@@ -52,7 +52,7 @@ def rollouts_of(monkeypatch):
         put(queue, rollouts)
     monkeypatch.setattr(SampleQueue, "put", watch)
 
-    def run(scheme, updates=12, num_workers=1):
+    def run(scheme, updates=8, num_workers=1):
         seen.clear()
         while scheme.version < updates or len(seen) < num_workers:
             scheme.step()
@@ -239,7 +239,7 @@ def test_lost_workers_are_replaced(make_scheme, one_batch, check_ledger, batch):
     scheme = make_scheme(
         algo=one_batch, **THREE, inference_batch=batch, runtime="simulated", costs={"step": 0.1, "grad": 0.1},
         faults="kill col.2 @ step 21; kill col.1 @ step 43; hang col.3 @ step 60", worker_timeout_s=5.0)
-    final = run_in_balance(scheme, check_ledger, 60)
+    final = run_in_balance(scheme, check_ledger, 40)
     assert scheme.metrics()["workers_restarted"] == 3
     assert final["dropped"]["worker_lost"] > 0  # steps of rollouts that were not full yet
 
@@ -276,8 +276,8 @@ def test_an_error_of_an_environment_ends_the_run(make_scheme):
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 def test_a_drain_delivers_unfinished_rollouts_and_collection_goes_on(make_scheme, check_ledger, rollouts_of, runtime):
     scheme = make_scheme(**THREE, runtime=runtime)
-    for _ in range(4):
-        target = scheme.version + 5
+    for _ in range(3):
+        target = scheme.version + 3
         while scheme.version < target:
             scheme.step()
         ledger = scheme.drain()

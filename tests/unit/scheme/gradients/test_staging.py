@@ -302,7 +302,7 @@ def train():
             envs.observation_space, envs.action_space, hidden_sizes=(8,), **options), storage, envs,
             runtime="simulated", seed=1, **settings)
         schemes.append(scheme)
-        while scheme.version < 12:
+        while scheme.version < 8:
             scheme.step()
         found = scheme.acting_state(), scheme.metrics()
         scheme.stop()

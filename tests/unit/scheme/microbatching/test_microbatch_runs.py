@@ -72,7 +72,7 @@ def test_without_microbatches_nothing_is_logged(make_scheme, caplog):
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 @pytest.mark.parametrize("rollouts", [1, 3], ids=["one round a microbatch", "several"])
 def test_prefetch_changes_no_result(train, runtime, rollouts):
-    settings = {"runtime": runtime, "num_col_workers": 2, "train_batch_size": 600, "microbatch_size": 70 * rollouts}
+    settings = {"runtime": runtime, "num_col_workers": 2, "train_batch_size": 400, "microbatch_size": 70 * rollouts}
     without, ahead, again = (train(ALGORITHMS["a2c"], **settings, prefetch=prefetch) for prefetch in (0, 1, 1))
     assert_same(without, ahead, exact=True)
     assert_same(ahead, again, exact=True)
@@ -184,9 +184,9 @@ def test_normalizers_change_only_between_updates(train):
     settings = {"envs": envs(2, autoreset="next_step"), "actor": {"normalize_obs": True}, "train_batch_size": 77,
                 "microbatch_size": 20}
     for place in PLACES.values():
-        result = train(ALGORITHMS["a2c"], updates=6, **settings, **place)
+        result = train(ALGORITHMS["a2c"], updates=3, **settings, **place)
         count, = (value for name, value in result["state"].items() if name.endswith("count"))
-        assert count == result["ledger"]["consumed_unique"] > 6 * 57
+        assert count == result["ledger"]["consumed_unique"] > 3 * 57
 
 
 # Record and replay
@@ -199,7 +199,7 @@ def test_a_recorded_run_is_replayed(make_scheme, tmp_path, settings):
     common = {**settings, "algo": ALGORITHMS["a2c"], "train_batch_size": 100, "microbatch_size": 40}
     path = str(tmp_path / "run.record")
     first = make_scheme(**common, record=path)
-    for _ in range(6):
+    for _ in range(3):
         first.step()
     ledger = first.ledger()["consumed_unique"]
     state = first.acting_state()

@@ -27,7 +27,7 @@ class Runs:
     def __init__(self, make_scheme, path):
         self.make, self.path = make_scheme, str(path)
 
-    def record(self, updates=25, between=None, **settings):
+    def record(self, updates=15, between=None, **settings):
         """Record a run until `updates` updates are made, call `between(scheme)` after each step, and return the
         results."""
         scheme = self.make(record=self.path, **settings)

@@ -129,7 +129,7 @@ def test_contradictions_are_refused(make_scheme, runs):
 
 def test_a_record_is_small(runs):
     """Check that a record takes less than 100 bytes per event, regardless of the size of rollouts and gradients."""
-    runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
+    runs.record(updates=40, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
     events = sum(len(part[2]) for part in runs.lines())
     with open(runs.path, encoding="utf-8") as file:
         size = len(file.read()) - len(file.name)
@@ -144,7 +144,7 @@ def test_a_learner_replays_to_the_end_of_the_record(make_scheme, tmp_path):
     for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"},
                      {"replay": tmp_path / "run.jsonl", "runtime": None}):
         scheme = make_scheme(algo=algo, **ALL_ASYNC, **settings)
-        with Learner(scheme, 2_000, progress=False) as learner:
+        with Learner(scheme, 600, progress=False) as learner:
             learner.train()
             results.append((learner.updates, scheme.acting_state()["all"]))
     assert results[0][0] == results[1][0] > 10

@@ -85,11 +85,11 @@ def test_rollouts_are_sampled_uniformly_with_replacement(make):
     storage = make(70)
     for number in range(9):  # seven of these rollouts fit
         storage.insert_data_slice([rollout(number)])
-    (batch,) = storage.generate_batches(1, 10 * 20_000)
+    (batch,) = storage.generate_batches(1, 10 * 5_000)
     counts = np.bincount(numbers(batch), minlength=9)
     assert counts[:2].tolist() == [0, 0]
     # Chi-squared with 6 degrees of freedom exceeds 22.5 with a probability of 0.001.
-    assert ((counts[2:] - 20_000 / 7) ** 2 / (20_000 / 7)).sum() < 22.5
+    assert ((counts[2:] - 5_000 / 7) ** 2 / (5_000 / 7)).sum() < 22.5
     assert any(len(set(numbers(small))) < 3 for small in storage.generate_batches(50, 30))
 
 

@@ -95,7 +95,8 @@ def test_a_killed_collector_loses_one_rollout_at_most(run):
     {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
     {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC},
 ])
-def test_workers_on_threads_are_also_replaced(make_scheme, check_ledger, settings):
+def test_workers_on_threads_are_also_replaced(make_scheme, check_ledger, monkeypatch, settings):
+    monkeypatch.setattr("pytorchrl.scheme.supervision.supervisor._FIRST_BACKOFF_S", 0.05)
     scheme = make_scheme(**settings)
     scheme.step()
     level = scheme.update_worker if scheme.update_worker.remote_workers else scheme.update_worker.local_worker
@@ -104,7 +105,7 @@ def test_workers_on_threads_are_also_replaced(make_scheme, check_ledger, setting
     while not scheme.metrics()["workers_restarted"]:
         scheme.step()
     after = scheme.version
-    while scheme.version < after + 8:
+    while scheme.version < after + 4:
         scheme.step()
         check_ledger(scheme)
     assert level.remote_workers[0] is not handle

@@ -205,7 +205,7 @@ def test_queue_statistics_count_batches_with_shards(make_apex, costs, waiting, u
 
     If the learner is slow, only one of the three is in flight; if the shard is slow, all three are.
     """
-    scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.05} | costs)
+    scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.2} | costs)
     metrics = run(scheme, 80)
     assert metrics["queue_size"] == waiting
     assert metrics["draws_in_flight"] == underway
@@ -254,7 +254,7 @@ def test_weights_for_collection_workers_are_timed(make):
 
 
 def test_the_replay_path_takes_time_on_the_real_clock(make_apex):
-    metrics = run(make_apex(runtime="threads"), 40)
+    metrics = run(make_apex(runtime="threads"), 15)
     names = ("receive", "push", "draw", "fetch", "priorities", "step", "dequeue", "grad", "apply", "wait", "collect")
     assert [name for name in names if not metrics[f"{name}_time_ms"] > 0.0] == []
     assert metrics["step_time_ms"] > metrics["grad_time_ms"] > metrics["fetch_time_ms"] / 100
