@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections import Counter
 from typing import Any
+
+from results import print_result
 
 ROLLOUT = 20
 """Env steps per gradient."""
@@ -83,9 +84,8 @@ def main() -> None:
     for result in found:
         if "error" not in result and "error" not in found[0]:
             result["speed_up"] = result["updates_per_s"] / found[0]["updates_per_s"]
-    print(json.dumps({"task": "a3c", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-                      "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "updates per second",
-                      "results": found}, indent=1))
+    print_result({"task": "a3c", "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "updates per second",
+                  "results": found})
 
 
 if __name__ == "__main__":

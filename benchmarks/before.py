@@ -18,7 +18,6 @@ runs. The script prints one JSON object and asserts nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -29,6 +28,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from results import print_result
 
 HERE = Path(__file__).resolve().parents[1]
 WORKERS = 8
@@ -214,8 +215,8 @@ def main() -> None:
     if options.serve:
         serve(options.serve)
         return
-    print(json.dumps({task: compare(options.before, task, options.seconds, options.pairs)
-                      for task in options.tasks.split(",")}, indent=1))
+    print_result({task: compare(options.before, task, options.seconds, options.pairs)
+                  for task in options.tasks.split(",")})
 
 
 if __name__ == "__main__":

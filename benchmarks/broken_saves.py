@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from results import print_result
 
 import pytorchrl as prl
 from pytorchrl.analysis import read_curve
@@ -434,8 +435,8 @@ def main() -> None:
                              else broken(name, Path(folder), every=given.every))
         print(f"{name}: {results[name]['points']} points, {len(results[name]['wrong'])} wrong", file=sys.stderr,
               flush=True)
-    print(json.dumps({"points": sum(found["points"] for found in results.values()),
-                      "wrong": sum(len(found["wrong"]) for found in results.values()), "saves": results}, indent=1))
+    print_result({"points": sum(found["points"] for found in results.values()),
+                  "wrong": sum(len(found["wrong"]) for found in results.values()), "saves": results})
 
 
 if __name__ == "__main__":

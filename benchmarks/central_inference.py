@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ from typing import Any
 from growth import sample
 from learner_feed import Pictures
 from process_table import descendants, running_processes
+from results import print_result
 
 SIDES = ("worker", "central")
 
@@ -134,8 +134,7 @@ def main() -> None:
             for _ in range(options.pairs):
                 for side in SIDES:
                     results[case][side].append(in_process("rates", case, side, options.seconds))
-    print(json.dumps({"task": f"central inference, {options.what}", "cores": os.cpu_count(),
-                      "python": platform.python_version(), "results": results}, indent=1))
+    print_result({"task": f"central inference, {options.what}", "results": results})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ The script shows its progress on stderr, prints one JSON object, and asserts not
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from results import print_result
 
 from pytorchrl import DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
 
@@ -114,7 +113,7 @@ def main() -> None:
     for name, make in schemes(options.capacity).items():
         results[name] = measure(make, options.times, options.seconds)
         print(name, results[name], file=sys.stderr, flush=True)
-    print(json.dumps({"task": "checkpoints", "cores": os.cpu_count(), "results": results}, indent=1))
+    print_result({"task": "checkpoints", "results": results})
 
 
 if __name__ == "__main__":

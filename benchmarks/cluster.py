@@ -24,7 +24,6 @@ import contextlib
 import json
 import logging
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 import ray
 from failures import Noticed
 from ray.cluster_utils import Cluster
+from results import print_result
 
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.envs.testing import SleepEnv
@@ -188,9 +188,7 @@ def main() -> None:
     # Ray prints messages about lost nodes at any log level.
     with contextlib.redirect_stdout(sys.stderr):
         found = measure_all(options.cases.split(","), options.seconds, options.default_health_checks)
-    print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-                      "unit": "s",
-                      "results": found}, indent=1))
+    print_result({"task": "cluster", "unit": "s", "results": found})
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from results import print_result
 
 from pytorchrl.scheme.transport.link import Peer as LinkEnd
 
@@ -372,7 +373,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with ray_for(arguments.namespaces) as cluster:
         result = measure(arguments, cluster)
-    print(json.dumps(result, indent=1))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import print_result
 
 from pytorchrl.analysis import STATISTICS, compare, estimate, optimality_gap
 
@@ -93,7 +94,7 @@ def main() -> None:
     lists = (options.distributions.split(","), map(int, options.seeds.split(",")), map(int, options.tasks.split(",")),
              options.methods.split(","))
     for name, seeds, tasks, method in itertools.product(*lists):
-        print(json.dumps(measure(name, seeds, tasks, method, options.trials)), flush=True)
+        print_result(measure(name, seeds, tasks, method, options.trials), indent=None)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ from typing import Any
 import damages
 import numpy as np
 import torch
+from results import print_result
 
 import pytorchrl as prl
 from pytorchrl import cli
@@ -432,7 +433,7 @@ def main() -> None:
         files = Files(Path(folder))
         result = (integrity(files, given.cases, given.every, rng, given.examples) if given.fuzz is None
                   else fuzz(files, given.fuzz, rng, given.examples))
-    print(json.dumps({"seed": given.seed, **result}, indent=1))
+    print_result({"seed": given.seed, **result})
 
 
 if __name__ == "__main__":

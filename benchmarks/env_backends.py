@@ -11,7 +11,6 @@ fastest block and of the median block. The script prints one line of JSON for ea
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from collections.abc import Callable
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from results import print_result
 
 from pytorchrl import VecEnv
 
@@ -106,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.envs:
         for size in args.sizes:
-            print(json.dumps(measure(name, size, args.blocks, args.steps)), flush=True)
+            print_result(measure(name, size, args.blocks, args.steps), indent=None)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from results import print_result
 
 COLUMNS = 100
 GIVE_UP_S = 120.0
@@ -249,7 +250,7 @@ def main() -> None:
             found.setdefault(case, {})[f"{driver}, {place}"] = len(lines_of(text))
             if given.show:
                 print(f"===== {case}: {driver}, {place}: {len(lines_of(text))} lines\n{text}", flush=True)
-    print(json.dumps({"columns": COLUMNS, "lines": found}, indent=2))
+    print_result({"columns": COLUMNS, "lines": found})
 
 
 if __name__ == "__main__":

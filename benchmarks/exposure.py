@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ipaddress
-import json
 import os
 import re
 import stat
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from process_table import descendants, name_of, ray_directories, running_processes
+from results import print_result
 
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
@@ -122,7 +122,7 @@ def main() -> None:
                   "files": files(pids)}
     finally:
         scheme.stop()
-    print(json.dumps(result, indent=1))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import print_result
 
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.envs.testing import CountingEnv, RaisingEnv
@@ -384,7 +385,10 @@ def main() -> None:
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
         result = learn() if options.learn else matrix(options.rows.split(","), options.count)
         ray.shutdown()
-    print(markdown(result) if options.markdown else json.dumps(result, indent=1))
+    if options.markdown:
+        print(markdown(result))
+    else:
+        print_result(result)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,14 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from results import print_result
 
 OURS: dict[str, dict[str, Any]] = {
     "eager": {}, "compile": {"compile": True}, "compile_bfloat16": {"compile": True, "mixed_precision": True}}
@@ -439,9 +440,8 @@ def main() -> None:
             rows[task][column] = in_process(task, column, sys.argv[1:])
             print(task, column, rows[task][column], file=sys.stderr, flush=True)
     gpu = None if options.device == "cpu" else torch.cuda.get_device_name(options.device)
-    print(json.dumps({"device": options.device, "gpu": gpu, "torch": torch.__version__, "cores": os.cpu_count(),
-                      "python": platform.python_version(), "seconds": options.seconds, "sizes": "tiny" if options.tiny
-                      else "full", "rows": rows}, indent=1))
+    print_result({"device": options.device, "gpu": gpu, "seconds": options.seconds,
+                  "sizes": "tiny" if options.tiny else "full", "rows": rows})
 
 
 if __name__ == "__main__":

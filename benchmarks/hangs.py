@@ -26,6 +26,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from results import print_result
 
 from pytorchrl.envs.testing import HangingEnv
 
@@ -144,9 +145,9 @@ def main() -> None:
         rows.append(measure(call, runtime, reaction, options.limit))
         sys.stderr.write(json.dumps(rows[-1]) + "\n")
     late = [row["late_s"] for row in rows if row["late_s"] is not None]
-    sys.stdout.write(json.dumps({"limit_s": options.limit, "cases": len(rows), "named": len(late),
-                                 "with_stack": sum(row["has_stack"] for row in rows),
-                                 "max_late_s": max(late, default=None), "rows": rows}, indent=1) + "\n")
+    print_result({"limit_s": options.limit, "cases": len(rows), "named": len(late),
+                  "with_stack": sum(row["has_stack"] for row in rows),
+                  "max_late_s": max(late, default=None), "rows": rows})
 
 
 if __name__ == "__main__":

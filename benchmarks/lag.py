@@ -21,6 +21,7 @@ import matplotlib as mpl
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
+from results import origin
 
 from pytorchrl import APPO, Learner, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
@@ -72,7 +73,7 @@ def main() -> None:
     runs = []
     for limit in LIMITS:
         for seed in range(1, args.seeds + 1):
-            runs.append(run(limit, seed, args.steps))
+            runs.append({**origin(), **run(limit, seed, args.steps)})
             print(json.dumps(runs[-1]), flush=True)
     if args.out is not None:
         args.out.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n", encoding="utf-8")

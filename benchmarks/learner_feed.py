@@ -30,7 +30,6 @@ The script shows its progress on stderr, prints one JSON object, and asserts not
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -41,6 +40,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from results import print_result
 
 CORES = sorted(os.sched_getaffinity(0))
 ALWAYS = 10**9
@@ -166,7 +166,7 @@ def main() -> None:
                         "pairs": pairs}
     if options.runtime == "ray":
         ray.shutdown()
-    print(json.dumps(result, indent=1))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ For these two, calls in the whole package count.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -26,6 +25,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from results import print_result
 
 HERE = Path(__file__).resolve().parents[1]
 SOURCES = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
@@ -227,7 +228,7 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
         raise SystemExit(subprocess.run([sys.executable, __file__], env=environment, check=False).returncode)
     found = {name: trace(*path) for name, path in PATHS.items()}
-    print(json.dumps({**found, "error": trace_error(), "checkpoint": trace_checkpoint()}, indent=1))
+    print_result({**found, "error": trace_error(), "checkpoint": trace_checkpoint()})
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from results import print_result
+
 NUM_ENVS = 16
 
 
@@ -118,8 +120,7 @@ def main() -> None:
                    "--device", args.device, "--updates", str(args.updates)]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
         results.append(json.loads(answer.stdout.splitlines()[-1]))
-    print(json.dumps({"steps": args.steps, "device": args.device, "updates": args.updates, "results": results},
-                     indent=1))
+    print_result({"steps": args.steps, "device": args.device, "updates": args.updates, "results": results})
 
 
 def parse_args() -> argparse.Namespace:

@@ -12,7 +12,6 @@ if its tests are missing, select nothing, or fail without the mutation.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mutation_table import MUTATIONS, Mutation
+from results import print_result
 
 ROOT = Path(__file__).parents[1]
 _COPIED = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
@@ -124,8 +124,8 @@ def main() -> None:
     start = time.monotonic()
     for result in results(chosen, given.tree.resolve(), given.timeout, given.pause):
         counts[str(result["result"])] += 1
-        print(json.dumps(result), flush=True)
-    print(json.dumps({**counts, "seconds": round(time.monotonic() - start)}), flush=True)
+        print_result(result, indent=None)
+    print_result({**counts, "seconds": round(time.monotonic() - start)}, indent=None)
     sys.exit(bool(counts["survived"] or counts["not applied"]))
 
 

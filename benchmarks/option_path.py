@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from results import print_result
 
 HERE = Path(__file__).resolve().parents[1]
 # Unusual values, which no other option has.
@@ -154,7 +155,7 @@ def main() -> None:
     if tree is not None:
         environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
         raise SystemExit(subprocess.run([sys.executable, __file__], env=environment, check=False).returncode)
-    print(json.dumps({name: trace(name) for name in PATHS}, indent=1))
+    print_result({name: trace(name) for name in PATHS})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 from process_table import descendants, running_processes
+from results import print_result
 
 from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv, linear
 
@@ -132,7 +132,7 @@ def main() -> int:
     for pattern, seed in itertools.product(arguments.patterns, range(1, arguments.seeds + 1)):
         result = run(pattern, seed, runtime=arguments.runtime, max_steps=arguments.steps, goal=arguments.goal)
         fine &= result["reached"] and result["ledger_ok"] and not result["leftovers"] and result["stop_seconds"] <= 10
-        print(json.dumps(result), flush=True)
+        print_result(result, indent=None)
     return 0 if fine else 1
 
 

@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -26,6 +25,8 @@ import sys
 import time
 from collections import deque
 from typing import Any
+
+from results import print_result
 
 WORKERS, ENVS = 2, 4
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -327,10 +328,9 @@ def main() -> None:
     pythons = {side: python for side, python in pythons.items() if python}
     start = time.perf_counter()
     results = {task: compare(task, pythons, options) for task in options.only.split(",")}
-    print(json.dumps({"machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "settings": SETTINGS,
-                      "workers": WORKERS, "envs_a_worker": ENVS, "hidden": HIDDEN,
-                      "seconds": round(time.perf_counter() - start),
-                      "unit": "env steps per second", "results": results}, indent=1))
+    print_result({"settings": SETTINGS, "workers": WORKERS, "envs_a_worker": ENVS, "hidden": HIDDEN,
+                  "seconds": round(time.perf_counter() - start),
+                  "unit": "env steps per second", "results": results})
 
 
 if __name__ == "__main__":

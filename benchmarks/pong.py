@@ -17,8 +17,6 @@ The script shows its progress on stderr, prints one JSON object, and asserts not
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -29,6 +27,7 @@ from ray import cloudpickle
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import atari_ppo
+from results import print_result
 
 from pytorchrl import APPO, DQN, IMPALA, Learner, OnPolicyActor, PERBuffer, QActor, Scheme, VTraceBuffer, linear
 from pytorchrl.envs import atari_factory
@@ -99,10 +98,9 @@ def main() -> None:
                 break
         steps, updates = learner.env_steps, learner.get_metrics()["updates"]
         final = learner.evaluate(30)
-    print(json.dumps({"task": "pong", "system": options.system, "cores": os.cpu_count(), "seed": options.seed,
-                      "env_steps": steps,
-                      "updates": updates, "minutes": (time.perf_counter() - start) / 60, "curve": curve,
-                      "score": final.return_mean, "score_std": final.return_std}, indent=1))
+    print_result({"task": "pong", "system": options.system, "seed": options.seed, "env_steps": steps,
+                  "updates": updates, "minutes": (time.perf_counter() - start) / 60, "curve": curve,
+                  "score": final.return_mean, "score_std": final.return_std})
 
 
 if __name__ == "__main__":

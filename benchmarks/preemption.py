@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from typing import Any
+
+from results import print_result
 
 from pytorchrl import A2C, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.envs.testing import SleepEnv
@@ -116,12 +116,11 @@ def main() -> None:
         for seed in range(1, options.seeds + 1):
             scores.append(score(fraction, seed, options.env_steps))
             print(json.dumps(scores[-1]), file=sys.stderr, flush=True)
-    print(json.dumps({
-        "task": "preemption", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        "runtime": options.runtime,
-        "step_ms": options.step_ms, "workers": NUM_WORKERS, "times_slower": TIMES_SLOWER,
+    print_result({
+        "task": "preemption", "runtime": options.runtime, "step_ms": options.step_ms,
+        "workers": NUM_WORKERS, "times_slower": TIMES_SLOWER,
         "col_fraction_workers": FRACTION_WORKERS,
-        "rollout_steps": NUM_STEPS, "unit": "env steps per second", "throughput": rates, "scores": scores}, indent=1))
+        "rollout_steps": NUM_STEPS, "unit": "env steps per second", "throughput": rates, "scores": scores})
 
 
 if __name__ == "__main__":

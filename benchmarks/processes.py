@@ -18,13 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any
 
+from results import print_result
 from throughput import bare_sleeping, measure, sleeping
 
 RUNTIMES = ("processes", "ray")
@@ -137,8 +137,7 @@ def main() -> None:
         "rates": (options.tasks.split(","), "env_steps_per_s", options.seconds),
         "sleeping": (options.workers.split(","), "env_steps_per_s", options.seconds)}[options.what]
     found = {case: compared(options.what, case, key, last, options.pairs) for case in cases}
-    print(json.dumps({"task": f"processes {options.what}", "unit": key, "cores": os.cpu_count(),
-                      "python": platform.python_version(), "results": found}, indent=1))
+    print_result({"task": f"processes {options.what}", "unit": key, "results": found})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import statistics
@@ -25,6 +24,8 @@ import sys
 import threading
 import time
 from typing import Any
+
+from results import print_result
 
 ROLLOUT = 20
 """Env steps per gradient of a rank."""
@@ -123,10 +124,8 @@ def main() -> None:
             one = found[0]["env_steps_per_s"] / found[0]["ranks"]
             result["efficiency"] = result["env_steps_per_s"] / (result["ranks"] * one)
     lost = in_process("losses", 3, options.kills, step_s, "ray") if options.kills and options.runtime == "ray" else None
-    print(json.dumps({"task": "ranks", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-                      "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "env steps per second",
-                      "results": found,
-                      "lost_ranks": lost}, indent=1))
+    print_result({"task": "ranks", "runtime": options.runtime, "sleep_ms": options.sleep_ms,
+                  "unit": "env steps per second", "results": found, "lost_ranks": lost})
 
 
 if __name__ == "__main__":

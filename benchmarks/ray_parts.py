@@ -26,6 +26,7 @@ import time
 from typing import Any
 
 from process_table import process
+from results import print_result
 from signals import GIVE_UP_S, LEFT_AFTER_S, Run, wait_for_training
 
 from pytorchrl.analysis.plotting import read_curve
@@ -200,7 +201,7 @@ def main() -> None:
             rows.append(one(case))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         result[case] = summary(rows)
-    print(json.dumps(result, indent=1))
+    print_result(result)
 
 
 if __name__ == "__main__":

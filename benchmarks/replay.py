@@ -13,7 +13,6 @@ more than recording costs. The script prints one JSON object and asserts nothing
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from results import print_result
 
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
@@ -162,7 +162,7 @@ def main() -> None:
             result[title]["time_with_record_over_without"] = cost(settings, options.seconds, folder / f"cost {title}")
             print(title, result[title], file=sys.stderr, flush=True)
     ray.shutdown()
-    print(json.dumps(result, indent=1))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,9 @@ The script shows its progress on stderr, prints one JSON object, and asserts not
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from results import print_result
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import PERBuffer
@@ -168,12 +166,7 @@ def main() -> None:
     parser.add_argument("--insert-per-served", type=float, default=1.25)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False,
-                            cwd=Path(__file__).parent).stdout.strip()
-    print(json.dumps({
-        **measure(arguments), "options": vars(arguments), "commit": commit, "machine": platform.processor() or
-        platform.machine(), "cpus": os.cpu_count(), "load": os.getloadavg()[0], "torch": torch.__version__,
-        "numpy": np.__version__}, indent=2))
+    print_result({**measure(arguments), "options": vars(arguments), "load": os.getloadavg()[0]})
 
 
 if __name__ == "__main__":

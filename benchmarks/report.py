@@ -9,9 +9,9 @@ that `roofline.py` has printed, it writes `roofline.md`. The files are next to t
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,9 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Read the results, and write the table and the figures."""
-    source = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="file with results")
+    source = parser.parse_args().source
     if source.suffix == ".jsonl":
         lines = [json.loads(line) for line in source.read_text().splitlines()]
         source.with_suffix(".md").write_text(roofline_table(lines))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import print_result
 from rliable import library, metrics
 
 ROOT = Path(__file__).parent.parent
@@ -100,7 +101,7 @@ def main() -> None:
     for name, (first, second) in scores().items():
         expected = by_rliable(first, second)
         cases.append({"name": name, "scores": first.tolist(), "baseline": second.tolist(), "rliable": expected})
-        print(json.dumps({"scores": name, "shape": first.shape, **differences(first, second, expected)}), flush=True)
+        print_result({"scores": name, "shape": first.shape, **differences(first, second, expected)}, indent=None)
     if options.fixture:
         text = ",\n".join(json.dumps(case) for case in cases)
         options.fixture.write_text(f'{{"resamples": {RESAMPLES}, "cases": [\n{text}\n]}}\n')

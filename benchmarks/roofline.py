@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from results import origin, print_result
+
 # Task -> (algorithm, environment, options that replace those of the preset). DQN is measured after epsilon has reached
 # its final value.
 TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -256,7 +258,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.tasks, options.dtype, options.seconds)))
+        print_result(measure(options.tasks, options.dtype, options.seconds), indent=None)
         return
     for task in options.tasks.split(","):
         for dtype in options.dtype.split(","):
@@ -265,7 +267,8 @@ def main() -> None:
                  str(options.seconds)],
                 stdout=subprocess.PIPE, text=True, check=False,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-            print(*done.stdout.splitlines()[-1:] or [json.dumps({"task": task, "error": done.returncode})], flush=True)
+            failure = json.dumps({**origin(), "task": task, "error": done.returncode})
+            print(*done.stdout.splitlines()[-1:] or [failure], flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from results import origin
+
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, linear
 from pytorchrl.envs import make_factory
 
@@ -78,7 +80,7 @@ def main() -> None:
     results = []
     for task in options.tasks.split(","):
         for seed in range(1, options.seeds + 1):
-            results.append(run(task, seed))
+            results.append({**origin(), **run(task, seed)})
             print(json.dumps(results[-1]), flush=True)
             if options.out:
                 options.out.write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n")

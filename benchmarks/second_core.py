@@ -34,13 +34,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections import deque
 from typing import Any
+
+from results import print_result
 
 NUM_LEARNERS = {"learners": 2, "learners3": 3}
 FORMS = ("one", "worker", "ahead", "threads", *NUM_LEARNERS)
@@ -196,8 +197,7 @@ def main() -> None:
         else:
             results[task] = {form: [in_process(task, form, seed, options.score_steps, options.episodes)
                                     for seed in range(1, options.seeds + 1)] for form in forms}
-    print(json.dumps({"task": "second core", "cores": os.cpu_count(), "python": platform.python_version(),
-                      "results": results}, indent=1))
+    print_result({"task": "second core", "results": results})
 
 
 if __name__ == "__main__":

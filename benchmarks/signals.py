@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from process_table import command_of, ray_directories, running_processes
+from results import print_result
 
 from pytorchrl import load
 from pytorchrl.analysis.plotting import read_curve
@@ -286,7 +287,7 @@ def main() -> None:
                         file.write(json.dumps(row) + "\n")
             if rows:
                 result[form][kind] = summary(rows)
-    print(json.dumps(result, indent=1))
+    print_result(result)
 
 
 if __name__ == "__main__":

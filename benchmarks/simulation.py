@@ -10,10 +10,11 @@ ledger, and asserts nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from typing import Any
+
+from results import print_result
 
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--grad-workers", type=int, default=8)
     parser.add_argument("--updates", type=int, default=500)
     options = parser.parse_args()
-    print(json.dumps(simulate(options.col_workers, options.grad_workers, options.updates), indent=1))
+    print_result(simulate(options.col_workers, options.grad_workers, options.updates))
 
 
 if __name__ == "__main__":

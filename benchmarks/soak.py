@@ -40,7 +40,6 @@ import contextlib
 import gc
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -56,6 +55,7 @@ from typing import Any
 
 from growth import pooled, sample, shared_memory, trend
 from process_table import command_of, descendants, environment_of, name_of, ray_directories, running_processes
+from results import print_result
 
 NUM_ENVS, NUM_STEPS = 4, 32
 UPDATES_PER_CYCLE, WARM_UP_CYCLES = 10, 5
@@ -392,10 +392,9 @@ def main() -> None:
         drive(options)
         return
     result = cycles(options) if options.cycles else soak(options)
-    print(json.dumps({
+    print_result({
         "task": "cycles" if options.cycles else "soak", "runtime": options.runtime, "workers": options.workers,
-        "drive": options.drive, "machine": {"cores": os.cpu_count(), "python": platform.python_version()}, **result},
-        indent=1))
+        "drive": options.drive, **result})
 
 
 if __name__ == "__main__":

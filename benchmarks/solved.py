@@ -14,11 +14,11 @@ affect less), and the mean return of the 100 episodes. It prints one JSON object
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 
 import torch
+from results import print_result
 
 import pytorchrl
 from pytorchrl import linear
@@ -45,7 +45,7 @@ def main() -> None:
     for seed in range(1, args.seeds + 1):
         results[seed] = run(seed)
         print(f"seed {seed}: {results[seed]}", file=sys.stderr, flush=True)
-    print(json.dumps({"settings": {name: str(value) for name, value in SETTINGS.items()}, "seeds": results}, indent=1))
+    print_result({"settings": {name: str(value) for name, value in SETTINGS.items()}, "seeds": results})
 
 
 if __name__ == "__main__":

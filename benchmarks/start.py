@@ -18,7 +18,6 @@ with medians and ranges, and asserts nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -28,6 +27,8 @@ import sysconfig
 import time
 from pathlib import Path
 from typing import Any
+
+from results import print_result
 
 TRAIN = [sys.executable, "-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-steps", "100000000",
          "--seed", "1"]
@@ -112,8 +113,7 @@ def main() -> None:
                              for what, script in IMPORTS.items()}
         else:
             results[name] = repeated(time_of_lines, RUNS[name], options.repeat, cold=options.cold)
-    print(json.dumps({"cores": os.cpu_count(), "cold": options.cold, "repeat": options.repeat, "results": results},
-                     indent=1))
+    print_result({"cold": options.cold, "repeat": options.repeat, "results": results})
 
 
 if __name__ == "__main__":

@@ -48,13 +48,14 @@ import collections
 import functools
 import io
 import itertools
-import json
 import re
 import statistics
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from results import print_result
 
 HERE = Path(__file__).resolve().parents[1]
 TOP = "pytorchrl"
@@ -382,7 +383,7 @@ def main() -> None:
     found = dict([*imports(options.tree, modules), *definitions(modules), *sizes(options.tree, modules)])
     names = {name: value for name, value in found.items() if isinstance(value, list | dict)}
     figures = {name: len(value) if name in names else value for name, value in found.items()}
-    print(json.dumps({**figures, "names": names} if options.list else figures, indent=1))
+    print_result({**figures, "names": names} if options.list else figures)
 
 
 if __name__ == "__main__":

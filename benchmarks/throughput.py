@@ -21,12 +21,13 @@ import argparse
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any
+
+from results import print_result
 
 STEP_S = 0.005
 """Seconds per step of the sleeping environment."""
@@ -232,9 +233,8 @@ def main() -> None:
         if options.task == "pong":
             chosen = [name.replace("central", "central_1_thread") if name == "central" else name for name in chosen]
         found = compare(options.task, chosen, options.pairs, options.seconds)
-    print(json.dumps({"task": options.task, "niceness": options.niceness,
-                      "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-                      "unit": "env steps used for learning per second", "results": found}, indent=1))
+    print_result({"task": options.task, "niceness": options.niceness,
+                  "unit": "env steps used for learning per second", "results": found})
 
 
 if __name__ == "__main__":

@@ -13,14 +13,13 @@ The script shows its progress on stderr, prints one JSON object, and asserts not
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
 from typing import Any
 
 import torch
+from results import print_result
 
 
 def push_by_reference(worker: Any, runtime: Any, handles: list[Any]) -> None:
@@ -98,15 +97,15 @@ def main() -> None:
                 timed[with_weights].append(measured)
     scheme.stop()
     ray.shutdown()
-    print(json.dumps({
-        "task": "weights", "cores": os.cpu_count(), "megabytes": size / 1e6, "workers": options.workers,
+    print_result({
+        "task": "weights", "megabytes": size / 1e6, "workers": options.workers,
         "pushes": options.pushes,
         "by_reference_ms": statistics.median(pair[0] for pair in pairs),
         "by_value_ms": statistics.median(pair[1] for pair in pairs),
         "ratio": statistics.median(pair[1] / pair[0] for pair in pairs),
         "rollouts": {("with new weights" if with_weights else "without"): {
             name: statistics.median(one[name] for one in measured) for name in measured[0]}
-            for with_weights, measured in timed.items()}}, indent=1))
+            for with_weights, measured in timed.items()}})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def load(script):
     """Return the module of a script in `benchmarks/`."""
     spec = importlib.util.spec_from_file_location(script, ROOT / "benchmarks" / f"{script}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")  # the script imports another module of its folder
+        spec.loader.exec_module(module)
     return module
 
 

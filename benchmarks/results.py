@@ -1,0 +1,28 @@
+"""Print the results of a benchmark as JSON, with the commit and the machine that they belong to."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def origin() -> dict[str, Any]:
+    """Return the commit, with "-dirty" if tracked files have changed since, and the machine and its versions."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"], text=True,
+                               capture_output=True, check=False, cwd=Path(__file__).parent)
+    return {"commit": described.stdout.strip() or None,
+            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+                        "python": platform.python_version(), "torch": version("torch")}}
+
+
+def print_result(result: Mapping[str, Any], *, indent: int | None = 1) -> None:
+    """Print `result` after its origin as one JSON object, on one line if `indent` is None."""
+    print(json.dumps({**origin(), **result}, indent=indent), flush=True)
