@@ -36,6 +36,28 @@ SMOKE_RUNS = {
     "optuna_search.py": ([], "optuna"),
     "tune_search.py": ([pytest.mark.ray], "pandas"),
 }
+# Script -> ((env steps, updates) with `--smoke --seed 1`, whether they are exact). If not, asynchronous workers collect
+# until the target is reached, or Ray Tune draws the options: the numbers are the target and the least updates for it.
+COUNTS = {
+    "central_ppo.py": ((982, 40), True),
+    "parallel_sync_ppo.py": ((987, 40), True),
+    "async_collection.py": ((500, 2), False),
+    "a3c.py": ((500, 4), False),
+    "apex.py": ((300, 1), False),
+    "appo.py": ((500, 8), False),
+    "ddppo.py": ((984, 64), True),
+    "impala.py": ((500, 2), False),
+    "rapid.py": ((500, 2), False),
+    "worker_tree.py": ((500, 2), False),
+    "r2d2.py": ((300, 1), False),
+    "microbatch.py": ((1966, 1), True),
+    "multi_agent.py": ((800, 32), True),
+    "atari_ppo.py": ((256, 40), True),
+    "mujoco_ppo.py": ((256, 160), True),
+    "imitate.py": ((982, 40), True),
+    "optuna_search.py": ((312, 100), True),
+    "tune_search.py": ((256, 20), False),
+}
 ON_RAY = {"parallel_sync_ppo.py", "ddppo.py", "tune_search.py"}
 # Runs a script with threads wherever a scheme would use Ray.
 WITH_THREADS = """
@@ -80,7 +102,20 @@ def test_example_runs(name, package, on_ray, request, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "env steps" in result.stdout
     assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}
-    assert json.loads((log_dir / "result.json").read_text())["updates"] > 0
+    check_counts(name, json.loads((log_dir / "result.json").read_text()))
+
+
+def check_counts(name, result):
+    """Check the env steps and updates of a run, and that its ledger accounts for each collected step once."""
+    ledger = result["ledger"]
+    assert ledger["collected"] == sum(ledger["dropped"].values()) + sum(
+        ledger[part] for part in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    counts, is_exact = COUNTS[name]
+    if is_exact:
+        assert (result["env_steps"], result["updates"]) == counts
+    else:
+        assert result["env_steps"] >= counts[0]
+        assert result["updates"] >= counts[1]
 
 
 @pytest.mark.parametrize("name", sorted(SMOKE_RUNS))
