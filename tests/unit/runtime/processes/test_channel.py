@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import itertools
 import os
 import socket
 
@@ -16,11 +16,29 @@ from pytorchrl.runtime.processes import shared_memory
 from pytorchrl.runtime.processes.channel import LARGEST_ENCLOSED, Channel, ClosedError, FullError, Shared
 from pytorchrl.runtime.processes.shared_memory import BlockPool
 
+NUMBERS = itertools.count(10**9)
+
+
+class OwnPool(BlockPool):
+    """A `BlockPool` that ignores blocks of earlier pools.
+
+    Values that earlier tests have stored or received may be garbage that is collected only now, which releases blocks
+    of the pool of that time. Their numbers are less than all numbers of this pool.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._numbers, self._before = NUMBERS, next(NUMBERS)
+
+    def release(self, number):
+        if number > self._before:
+            super().release(number)
+
 
 @pytest.fixture(autouse=True)
 def pool(monkeypatch):
     """Return the blocks of this process; after the test, each block must have been released."""
-    pool = BlockPool()
+    pool = OwnPool()
     monkeypatch.setattr(module, "_pool", pool)
     yield pool
     pool.num_blocks  # noqa: B018 - counts the uses that have ended
@@ -162,20 +180,29 @@ def test_a_receiver_that_does_not_read_is_an_error_unless_the_sender_waits(ends)
     assert passed(*ends, [np.ones(10_000)])[0].sum() == 10_000
 
 
+def open_files():
+    """Return (device, inode) of each open file of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the file was closed in the meantime
+            status = os.fstat(int(name))
+            found.add((status.st_dev, status.st_ino))
+    return found
+
+
 def test_no_file_descriptor_is_left(pool):
-    def count():
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
-    before = count()
+    before = open_files()
     ends = [Channel(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
     passed(*ends, [np.ones(100_000)])
-    for end in ends:
-        end.close()
+    files = [end.connection.fileno() for end in ends] + [block.file for block in pool._blocks.values()]
+    own = {(status.st_dev, status.st_ino) for status in map(os.fstat, files)}  # other threads may open other files
+    assert len(own - before) == len(files) == 3
+    while ends:
+        ends.pop().close()
     pool._collect()
     pool._blocks.clear()
     pool._free.clear()
-    del ends, end
-    assert count() == before
+    assert not own & open_files()
 
 
 def test_an_interrupted_send_does_not_mix_up_structures(ends, monkeypatch):
@@ -227,7 +254,6 @@ def test_a_message_stays_intact_although_its_send_was_interrupted(ends, pool, mo
         received.append(receiver.receive().take())
     assert [array[0] for array in received] == [1.0, 2.0, 3.0]
     del received
-    gc.collect()
     receiver.send(1, 0, "", None)
     sender.receive()
     assert not is_reused or pool.num_blocks == 3
