@@ -21,8 +21,9 @@ def go_on(scheme, count):
 @pytest.mark.parametrize("settings", [
     pytest.param({"num_col_workers": 2, "col_worker_resources": FREE}, marks=pytest.mark.thorough),
     {"num_grad_workers": 2, "grad_worker_resources": FREE, "compress_grads_to_send": "topk"},
-    {"num_grad_workers": 2, "grad_worker_resources": FREE, "distribute_gradients": True}])
-def test_a_run_on_ray_can_be_resumed_on_any_runtime(stop, settings):
+    pytest.param({"num_grad_workers": 2, "grad_worker_resources": FREE, "distribute_gradients": True},
+                 marks=pytest.mark.thorough)])
+def test_a_run_of_another_runtime_can_be_resumed_on_ray(stop, settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
                                          normalize_obs=True)
@@ -32,26 +33,26 @@ def test_a_run_on_ray_can_be_resumed_on_any_runtime(stop, settings):
                            seed=1,
                            runtime=runtime, **settings))
         return stop[-1]
-    straight = make("ray")
+    straight = make("threads")
     go_on(straight, 8)
     checkpoint = straight.checkpoint()
-    resumed = make("threads")
+    resumed = make("ray")
     resumed.resume(checkpoint)
     assert torch.equal(go_on(straight, 8), go_on(resumed, 8))
     assert straight.stop() == resumed.stop()
 
 
-def test_a_run_with_replay_shards_can_be_resumed(stop):
+def test_a_run_on_ray_with_replay_shards_can_be_resumed_with_threads(stop):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
 
-    def make():
+    def make(runtime):
         stop.append(Scheme.apex(
             DQN.create_factory(start_steps=100, mini_batch_size=32, epsilon_per_worker=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
             PERBuffer.create_factory(100_000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2,
-            col_worker_resources=FREE))
+            col_worker_resources=FREE, runtime=runtime))
         return stop[-1]
-    first, second = make(), make()
+    first, second = make("ray"), make("threads")
     for _ in range(30):
         first.step()
     checkpoint = first.checkpoint()

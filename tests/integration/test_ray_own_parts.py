@@ -75,6 +75,7 @@ def test_user_defined_parts_train_with_two_remote_workers(make_own):
     assert ledger["consumed_unique"] == 30 * 16
 
 
+@pytest.mark.thorough
 def test_a_contract_violation_in_a_remote_worker_is_reported(make_own):
     scheme = make_own(WrongStep)
     with pytest.raises(ContractError,

@@ -42,13 +42,14 @@ def _step_on(scheme):
 
 
 class FiledEnv(CountingEnv):
-    """An environment that appends one byte to its own file at each step."""
+    """An environment that appends one byte to its own file at each step, which takes `step_s` seconds."""
 
-    def __init__(self, directory, **options):
+    def __init__(self, directory, step_s=0.0, **options):
         super().__init__(**options)
-        self._directory, self._file = directory, None
+        self._directory, self._step_s, self._file = directory, step_s, None
 
     def step(self, action):
+        time.sleep(self._step_s)
         if self._file is None:
             name = f"{os.getpid()}-{id(self)}"
             self._file = os.open(os.path.join(self._directory, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -62,6 +63,7 @@ class FiledEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("pattern", pairwise(PATTERNS))
+@pytest.mark.every(2)
 def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
     scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, **pattern)
     for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
@@ -222,7 +224,7 @@ def test_ranks_continue_after_one_is_killed(make_scheme, stop_in_balance, policy
     scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
                          on_worker_failure=policy,
                          grad_worker_resources={"num_cpus": 0.5})
-    while scheme.version < 30:
+    while scheme.version < 20:
         scheme.step()
     metrics = scheme.metrics()
     assert metrics["regroups"] == 1
@@ -230,7 +232,7 @@ def test_ranks_continue_after_one_is_killed(make_scheme, stop_in_balance, policy
     live = [handle for index,
             handle in enumerate(scheme.update_worker.remote_workers) if policy == "restart" or index != 1]
     states = [handle.runtime.get(handle.submit(GWorker.whole_state), 20.0) for handle in live]
-    assert [state.version for state in states] == [30] * len(live)
+    assert [state.version for state in states] == [20] * len(live)
     for state in states[1:]:
         for part in ("gradient", "optimizers"):
             assert str(_flat(state.algorithm[part])) == str(_flat(states[0].algorithm[part]))
@@ -243,45 +245,57 @@ def _flat(state):
         state.numpy().tobytes() if isinstance(state, torch.Tensor) else state)
 
 
+class FixedPath(CountingEnv):
+    """A `CountingEnv` whose steps take 5 ms, so that a worker is replaced while others continue."""
+
+    step_s = 0.005
+
+    def step(self, action):
+        time.sleep(self.step_s)
+        return super().step(action)
+
+
 @pytest.mark.parametrize("settings", [
     pytest.param({"faults": "kill col.2 @ step 40", "num_col_workers": 2}, marks=pytest.mark.thorough),
-    {"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC},
+    pytest.param({"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC},
+                 marks=pytest.mark.thorough),
     pytest.param({"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2}, marks=pytest.mark.thorough),
-    {"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2, "grad_communication": ASYNC, "num_col_workers": 2,
-     "col_communication": ASYNC},
+    {"faults": "kill grad.1 @ grad 6; kill col.2.1 @ step 60", "num_grad_workers": 2, "grad_communication": ASYNC,
+     "num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}},
 ], ids=["collector", "collector-async", "gradients", "gradients-async-with-collectors"])
-def test_a_worker_that_is_killed_is_replaced(make_scheme, stop_in_balance, settings):
-    """Check that a worker that the fault plan kills (SIGKILL) is replaced, and that the run continues."""
-    scheme = make_scheme(FixedPath, **settings)
-    start = time.monotonic()
-    while not scheme.metrics()["workers_restarted"]:
+def test_a_worker_that_is_killed_is_replaced(make_scheme, stop_in_balance, tmp_path, monkeypatch, settings):
+    """Check that a worker that the fault plan kills (SIGKILL) is replaced, that the run continues, and its record.
+
+    The record is replayed bit for bit in this process.
+    """
+    scheme = make_scheme(FixedPath, record=tmp_path / "run", **settings)
+    number, start = settings["faults"].count("kill"), time.monotonic()
+    while scheme.metrics()["workers_restarted"] < number:
         scheme.step()
         assert time.monotonic() - start < 60
     version = scheme.version
     while scheme.version < version + 20:
         scheme.step()
-    assert scheme.metrics()["workers_restarted"] == 1
+    assert scheme.metrics()["workers_restarted"] == number
     stop_in_balance(scheme)
+    monkeypatch.setattr(FixedPath, "step_s", 0.0)
+    replay = make_scheme(FixedPath, runtime=None, replay=tmp_path / "run", **settings)
+    while not replay.replay_is_over:
+        replay.step()
+    recorded, repeated = (each._worker.local_worker.get_weights() for each in (scheme, replay))
+    assert recorded.version == repeated.version >= version + 20
+    assert recorded.state["all"].tobytes() == repeated.state["all"].tobytes()
+    stop_in_balance(replay)
 
 
-class FixedPath(CountingEnv):
-    """A `CountingEnv` whose steps take 2 ms, so that a worker is replaced while others continue."""
-
-    def step(self, action):
-        time.sleep(0.002)
-        return super().step(action)
-
-
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", [
-    pytest.param({"num_col_workers": 3, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}},
-                 marks=pytest.mark.thorough),
-    pytest.param({"num_grad_workers": 2, "grad_communication": ASYNC}, marks=pytest.mark.thorough),
-    {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}, "num_grad_workers": 2,
-     "grad_communication": ASYNC, "faults": "kill col.1.2 @ step 60"},
-], ids=["collection", "gradients", "all, one killed"])
+    {"num_col_workers": 3, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}},
+    {"num_grad_workers": 2, "grad_communication": ASYNC},
+], ids=["collection", "gradients"])
 def test_a_recorded_run_is_replayed_bit_for_bit_in_this_process(make_scheme, stop_in_balance, tmp_path, settings):
     scheme = make_scheme(record=tmp_path / "run", **settings)
-    while scheme.version < 40 or ("faults" in settings and not scheme.metrics()["workers_restarted"]):
+    while scheme.version < 40:
         scheme.step()
     stop_in_balance(scheme)
     replay = make_scheme(runtime=None, replay=tmp_path / "run", **settings)
@@ -310,8 +324,8 @@ def test_resources_that_the_cluster_lacks(make_scheme, resources, message):
 
 
 def test_the_number_of_collection_workers_changes_under_load(make_scheme, tmp_path):
-    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, num_col_workers=2, col_communication=ASYNC,
-                         queue_size=2, col_worker_resources={"num_cpus": 0})
+    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path), "step_s": 0.005}, num_col_workers=2,
+                         col_communication=ASYNC, queue_size=2, col_worker_resources={"num_cpus": 0})
     for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
         file.unlink()
     resize_under_load(scheme, tmp_path, numbers=(4, 3))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -41,44 +39,9 @@ def test_nothing_listens_beyond_the_loopback_and_no_file_is_open_to_others(run_p
     assert {path: oct(mode) for path, mode in logs.items() if Path(path).suffix and mode & 0o077} == {}
 
 
-def test_gradient_workers_that_average_listen_on_the_loopback_only(run_python):
-    completed = run_python(ROOT / "benchmarks" / "exposure.py", "--runtime", "threads", "--decentralised", timeout=100)
+def test_gradient_workers_that_average_listen_on_the_loopback_only(run_forked):
+    completed = run_forked(ROOT / "benchmarks" / "exposure.py", "--runtime", "threads", "--decentralised", timeout=100)
     assert completed.returncode == 0, completed.stderr
     result = json.loads(completed.stdout)
     assert result["sockets"]
     assert [row for row in result["sockets"] if not row["is_loopback"]] == []
-
-
-UMASK = """
-import os, stat
-import gymnasium
-from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
-
-class Writing(gymnasium.Env):
-    observation_space, action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        with open(f"file{os.getpid()}", "w") as file:
-            file.write("x")
-        return self.observation_space.low, {}
-
-    def step(self, action):
-        return self.observation_space.low, 1.0, True, False, {}
-
-os.umask(0o027)
-envs = VecEnv.create_factory(Writing, vec_env_size=1)
-scheme = Scheme(
-    PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
-    GAEBuffer.create_factory(4), envs, seed=1, num_col_workers=2)
-scheme.step()
-scheme.stop()
-print("umask", oct(os.umask(0)))
-"""
-
-
-def test_files_of_environments_have_the_usual_permissions(run_with_ray, tmp_path):
-    completed = run_with_ray("-c", UMASK, timeout=190)
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.strip() == "umask 0o27"
-    modes = {stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.glob("file*")}
-    assert modes == {0o640}

@@ -39,25 +39,22 @@ def told(runtime, handles, weights):
     return reference, [runtime.outcome(call, 60).unwrap() for call in calls]
 
 
-def test_small_and_large_weights_arrive_unchanged(readers):
+def test_weights_arrive_unchanged(readers, monkeypatch):
+    """Check small and large weights, weights with a user-defined codec, and weights that are changed after `put`."""
     for number in (10, _MAX_ENCLOSED_BYTES // 4 - 500, _MAX_ENCLOSED_BYTES // 4, 400_000):
         values = np.ones(number, np.float32)
         reference, answers = told(*readers, Weights(3, {"all": values}, {"lr": 0.5}))
         assert answers == [(3, float(number), 4 * number, "Weights")] * 2
         assert isinstance(reference, Enclosed) == (4 * number < _MAX_ENCLOSED_BYTES - 1000)
 
-
-def test_shared_values_do_not_follow_later_changes_in_place(readers):
-    """Check that shared values do not change if the sender, such as a learner, later changes its arrays in place."""
+    # The sender, such as a learner, may change its arrays in place later.
     runtime, handles = readers
     values = np.ones(100, np.float32)
     reference = runtime.put(Weights(1, {"all": values}))
     values[:] = 2.0
     assert runtime.outcome(handles[0].submit(Reader.read, reference), 60).unwrap()[1] == 100.0
 
-
-def test_a_user_defined_codec_is_sent_with_the_weights(readers, monkeypatch):
-    """Check that a user-defined codec is sent with the weights if its functions cannot be pickled by name."""
+    # A user-defined codec whose functions cannot be pickled by name is sent with the weights.
     monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # restores the registry after the test
     codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype,
                            size: arrays[0].astype(dtype),

@@ -21,8 +21,6 @@ scheme = Scheme(
     PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
     GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=2, **json.loads(sys.argv[1]))
 assert "ray" not in sys.modules
-if len(sys.argv) > 2:
-    import ray
 start = time.monotonic()
 try:
     scheme.step()
@@ -58,13 +56,13 @@ print("result:", json.dumps(result))
 """
 
 
-def _run(run, settings, *more):
-    return result_of(run("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
+def _run(run, settings):
+    return result_of(run("-c", SCRIPT, json.dumps(settings), timeout=160))
 
 
-def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
+def test_a_local_ray_leaves_no_processes_or_files(run_with_ray, child_processes):
     before = set(child_processes())
-    result = _run(run_python, {})
+    result = _run(run_with_ray, {})
     assert len(result["directories"]) == 1
     assert result["modes"] == ["0o700"]
     assert any("gcs_server" in command for command in result["commands"])
@@ -82,11 +80,6 @@ def test_a_local_ray_leaves_no_processes_or_files(run_python, child_processes):
     assert set(child_processes()) <= before
 
 
-def test_ray_may_be_imported_before_a_run(run_with_ray):
-    """Check that a run works after an import of Ray, which reads some environment variables only during its import."""
-    assert _run(run_with_ray, {}, "import ray")["directories"]
-
-
 def test_an_unreachable_cluster_is_an_error(run_forked):
     result = _run(run_forked, {"address": "127.0.0.1:1"})
     assert result["error"] == "RayConnectionError"
@@ -95,10 +88,10 @@ def test_an_unreachable_cluster_is_an_error(run_forked):
 
 
 ANOTHER_CLUSTER = """
-import json, ray
+import json, os, ray
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.errors import RayConnectionError
-ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
+ray.init(address=os.environ.pop("RAY_ADDRESS"), log_to_driver=False)
 host, port = ray.get_runtime_context().gcs_address.split(":")
 envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
 agent = (PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
@@ -117,9 +110,9 @@ print("result:", json.dumps(said))
 """
 
 
-def test_an_address_of_another_cluster_is_used_or_refused(run_with_ray):
+def test_an_address_of_another_cluster_is_used_or_refused(run_on_ray):
     """Check that an address is not ignored if Ray is already connected to a cluster: it is used or causes an error."""
-    localhost, own, another_port, another_host = result_of(run_with_ray("-c", ANOTHER_CLUSTER, timeout=160))
+    localhost, own, another_port, another_host = result_of(run_on_ray("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):
         assert "uses the Ray cluster at" in said

@@ -77,6 +77,7 @@ def test_apex_counts_every_step(run):
     assert final["consumed"] >= metrics["updates"] * 32
 
 
+@pytest.mark.thorough
 def test_apex_continues_after_a_shard_and_a_collector_are_killed(run):
     _, final = run(apex(faults="kill shard.1 @ sample 20; kill col.2 @ step 200", max_replay_ratio=1.0), 60,
                    until=lambda metrics: metrics["workers_restarted"])
@@ -94,7 +95,7 @@ def test_r2d2_counts_every_step_when_workers_are_killed(run, faults):
         SequenceBuffer.create_factory(4000, rollout_size=16, length=4, burn_in=2, period=2, n_step=2,
                                       weight_norm="buffer"), envs, seed=1,
         num_replay_workers=2, max_replay_ratio=2.0, faults=faults, col_worker_resources=FREE)
-    metrics, final = run(scheme, 60, until=lambda metrics: faults is None or metrics["workers_restarted"])
+    metrics, final = run(scheme, 20, until=lambda metrics: faults is None or metrics["workers_restarted"])
     assert final["resident"] > 0
     assert metrics["updates"] * 8 < final["consumed"] <= metrics["updates"] * 8 * 4 + 1000
     if faults is not None:
@@ -112,6 +113,7 @@ def test_impala_counts_every_step(run):
     assert final["consumed"] >= 30 * 100
 
 
+@pytest.mark.thorough
 def test_impala_with_shards_counts_every_step_when_workers_are_killed(run):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     scheme = Scheme.apex(
@@ -147,6 +149,6 @@ def test_several_policies_fill_remote_shards(run):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of=lambda agent: agent)
     agent = multi_agent(envs, DQN.create_factory(start_steps=32, mini_batch_size=8), QActor.create_factory,
                         PERBuffer.create_factory(200, rollout_size=8))
-    metrics, final = run(Scheme.apex(*agent, envs, seed=1, num_replay_workers=2, col_worker_resources=FREE), 30)
+    metrics, final = run(Scheme.apex(*agent, envs, seed=1, num_replay_workers=2, col_worker_resources=FREE), 10)
     assert metrics["agent_steps/agent_0"] == metrics["agent_steps/agent_1"] > 0
     assert final["resident"] > 0
