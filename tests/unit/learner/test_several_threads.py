@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -104,8 +105,10 @@ def test_a_learner_that_is_dropped_is_stopped(kind, request):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del learner
+        generation = 1  # of the oldest objects that are new; the collection of all objects takes much longer
         while not caught and time.monotonic() < deadline:
-            gc.collect()  # returns at once if another thread is collecting garbage
+            gc.collect(generation)  # returns at once if another thread is collecting garbage
+            generation = 2
     assert ["dropped while its workers were running" in str(warning.message) for warning in caught] == [True]
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -117,7 +120,10 @@ def test_a_learner_that_was_stopped_is_dropped_without_a_warning(kind):
     learner = make(**KINDS[kind])
     learner.step()
     learner.stop()
+    dropped, generation = weakref.ref(learner), 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         del learner
-        gc.collect()
+        while dropped() is not None:
+            gc.collect(generation)  # the collection of all objects takes much longer
+            generation = 2

@@ -101,22 +101,25 @@ def test_wrong_limits_are_refused(options, text):
 class HangingTest(CountingEnv):
     """A `CountingEnv` whose steps hang until the test has ended."""
 
-    gate = threading.Event()
+    gate = None  # an event that ends the hang; None in other processes, which are killed
 
     def step(self, action):
         self._hang()
         return super().step(action)
 
     def _hang(self):
-        type(self).gate.wait(60)
+        (self.gate or threading.Event()).wait(60)
 
 
 @pytest.fixture
-def make_learner():
+def make_learner(request):
     """Return a function that makes a learner whose evaluations hang."""
-    HangingTest.gate = threading.Event()
+    gate = threading.Event()
 
     def make(runtime=None, target_steps=10**6, timeout_s=0.3, **settings):
+        if runtime == "processes":
+            request.getfixturevalue("quick_processes")  # sends the class by value, which an event cannot be
+        HangingTest.gate = None if runtime == "processes" else gate
         envs = VecEnv.create_factory(CountingEnv, {}, 2)
         tests = VecEnv.create_factory(HangingTest, {}, 2)
         scheme = Scheme(
@@ -127,12 +130,12 @@ def make_learner():
         return Learner(scheme, target_steps, progress=False, eval_every=16, eval_timeout_s=timeout_s, eval_episodes=1)
 
     yield make
-    HangingTest.gate.set()
+    gate.set()
 
 
-@pytest.mark.parametrize("runtime", [None, "threads", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", [None, "threads", "processes"])
 def test_an_evaluation_that_hangs_is_named_and_training_goes_on(make_learner, caplog, runtime):
-    learner = make_learner(runtime, timeout_s=5.0 if runtime == "processes" else 0.3)  # includes the worker's start
+    learner = make_learner(runtime, timeout_s=2.0 if runtime == "processes" else 0.3)  # includes the worker's start
     deadline = time.monotonic() + 150
     while "the evaluation has not ended in time; its worker is in" not in caplog.text:
         learner.step()
@@ -140,7 +143,8 @@ def test_an_evaluation_that_hangs_is_named_and_training_goes_on(make_learner, ca
         assert time.monotonic() < deadline
     assert "in _hang" in caplog.text
     assert "an evaluation failed, so there is no result" in caplog.text
-    HangingTest.gate.set()
+    if runtime != "processes":
+        HangingTest.gate.set()
     learner.stop()
 
 

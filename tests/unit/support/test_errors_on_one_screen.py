@@ -21,7 +21,8 @@ from pytorchrl.errors import (
     WorkerLostError,
 )
 from pytorchrl.support.tracebacks import VARIABLE
-from tests.conftest import ROOT, process_environment
+from tests.conftest import ROOT
+from tests.unit.support.conftest import without_forks_frames
 
 LINES = 25
 PROCESSES = {"num_col_workers": 2, "runtime": "processes"}
@@ -171,14 +172,13 @@ def test_a_script_prints_the_same_and_a_restart_its_traceback_once(benchmark, ru
 
 
 @pytest.mark.ray
-def test_an_error_on_ray_fills_one_screen(benchmark, run_python, shared_ray, tmp_path):
+def test_an_error_on_ray_fills_one_screen(benchmark, run_on_ray, tmp_path):
     benchmark.write_files(tmp_path)
-    address = shared_ray.get_runtime_context().gcs_address
-    done = run_python(*benchmark.arguments_of("env raise", "ray", "train"), timeout=100,
-                      env=process_environment(RAY_ADDRESS=address))
-    assert len(lines_of(benchmark, done.stderr, tmp_path)) <= LINES
-    lines = done.stderr.splitlines()
+    done = run_on_ray(*benchmark.arguments_of("env raise", "ray", "train"), timeout=100)
+    shown = without_forks_frames(done.stderr)
+    assert len(lines_of(benchmark, shown, tmp_path)) <= LINES
+    lines = shown.splitlines()
     assert lines[0].startswith("GWorker 0/CWorker")
     assert lines[-1] == f"pytorchrl.errors.EnvError: {lines[0]}"
-    assert re.findall(r"  File .*, in (.+)", done.stderr) == [
+    assert re.findall(r"  File .*, in (.+)", shown) == [
         "step", "advance", "integrate", "<module>", "train", "entry"]

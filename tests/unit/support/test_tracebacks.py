@@ -25,6 +25,7 @@ from pytorchrl import (
 from pytorchrl.agent.actors import OffPolicyActor
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import VARIABLE, brief_errors, full_tracebacks, shown_errors
+from tests.unit.support.conftest import without_forks_frames
 
 SCRIPT = """import pytorchrl
 
@@ -45,10 +46,10 @@ def frames_of(error):
     return shown
 
 
-def test_a_script_shows_its_own_line_and_the_message(run_python, tmp_path):
+def test_a_script_shows_its_own_line_and_the_message(run_forked, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    lines = run_python(script).stderr.splitlines()
+    lines = without_forks_frames(run_forked(script).stderr).splitlines()
     assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be a number >= 0.0 or a schedule, got -1"
     assert lines[0] == "Traceback (most recent call last):"
     files = [line for line in lines if line.startswith("  File")]
