@@ -29,7 +29,7 @@ def make_scheme(seed=1, size=16, **settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
                                          normalize_obs=True)
-    algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0))
+    algo = PPO.create_factory(num_epochs=2, num_mini_batch=1, lr=linear(1e-3, 0.0))
     return Scheme(algo, actor, GAEBuffer.create_factory(size), envs, envs,
                   **{"seed": seed, "runtime": "threads", **settings})
 
@@ -104,7 +104,7 @@ for folder in map(str.strip, sys.stdin):
     if pid == 0:
         os.dup2(2, 1)
         prl.train("ppo", "CartPole-v1", target_steps=int(sys.argv[1]), log_dir=folder, seed=3, num_envs=2, num_steps=32,
-                  num_epochs=2, checkpoint_every=400, resume=True, progress=False, tensorboard=False, num_threads=1)
+                  num_epochs=2, checkpoint_every=320, resume=True, progress=False, tensorboard=False, num_threads=1)
         sys.exit()
     print(pid, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
@@ -117,7 +117,7 @@ def test_a_run_killed_repeatedly_equals_the_uninterrupted_one(forked_python, tmp
     """Check that a run that is killed at arbitrary moments, even while it writes, ends like an uninterrupted run."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    target = 2400
+    target = 1600
 
     def start(name):
         print(tmp_path / name, file=server.stdin, flush=True)
@@ -126,12 +126,12 @@ def test_a_run_killed_repeatedly_equals_the_uninterrupted_one(forked_python, tmp
     with subprocess.Popen([forked_python, script, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True, env=process_environment()) as server:
         while kills < 3:
-            pid = start("killed")
             before = files(tmp_path / "killed")
+            pid = start("killed")
             deadline = time.monotonic() + 60
             while files(tmp_path / "killed") == before and time.monotonic() < deadline:
                 time.sleep(0.01)
-            time.sleep(rng.uniform(0.0, 0.1))
+            time.sleep(rng.uniform(0.0, 0.05))
             with contextlib.suppress(ProcessLookupError):  # the run has just ended
                 os.kill(pid, signal.SIGKILL)
             code = int(server.stdout.readline())
@@ -391,7 +391,7 @@ def test_a_checkpoint_that_another_run_removes_is_not_taken_for_a_damaged_one(tm
 def test_a_run_can_be_resumed_from_the_command_line(tmp_path, capsys):
     command = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "16", "--log-dir",
                str(tmp_path / "run"),
-               "--checkpoint-every", "200", "--resume", "--no-progress", "--json"]
+               "--num-epochs", "2", "--checkpoint-every", "200", "--resume", "--no-progress", "--json"]
     assert main([*command, "--target-steps", "300"]) == 0
     first = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert main([*command, "--target-steps", "600"]) == 0

@@ -29,18 +29,20 @@ def run_script(run_forked):
 
 
 @pytest.mark.timeout(600)
-def test_damage_is_refused_by_name_or_changes_nothing(run_script):
-    found = run_script("damage.py", "--cases", "20", "--every", "2")
+@pytest.mark.parametrize(("every", "least"), [(4, 100), pytest.param(2, 200, marks=pytest.mark.thorough)])
+def test_damage_is_refused_by_name_or_changes_nothing(run_script, every, least):
+    found = run_script("damage.py", "--cases", "20", "--every", every)
     assert found["bad"] == []
-    assert found["cases"] >= 200
+    assert found["cases"] >= least
     assert found["outcomes"]["error"] > 50
     assert found["outcomes"]["older"] > 10
 
 
 @pytest.mark.timeout(600)
-def test_broken_saves_leave_the_old_or_the_new_data(run_script):
+@pytest.mark.parametrize("every", [5, pytest.param(3, marks=pytest.mark.thorough)])
+def test_broken_saves_leave_the_old_or_the_new_data(run_script, every):
     found = run_script("broken_saves.py", "--saves", "model", "checkpoint", "metrics", "record", "configuration",
-                       "--every", "3")
+                       "--every", every)
     assert {name: one["wrong"] for name, one in found["saves"].items() if one["wrong"]} == {}
     assert found["points"] >= 50
 
