@@ -138,28 +138,43 @@ def test_replay_shards(nothing_left, settings):
                  marks=pytest.mark.thorough),
     pytest.param({"faults": "kill col.2 @ step 40", "num_col_workers": 2}, marks=pytest.mark.thorough),
     pytest.param({"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2}, marks=pytest.mark.thorough),
-    {"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2, "grad_communication": ASYNC, "num_col_workers": 2,
-     "col_communication": ASYNC},
+    {"faults": "kill grad.1 @ grad 6; kill col.2.1 @ step 60", "num_grad_workers": 2, "grad_communication": ASYNC,
+     "num_col_workers": 2, "col_communication": ASYNC},
     {"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC, "inference": "central"},
 ], ids=["collector-async", "collector", "gradients", "gradients-async-with-collectors",
         "central-inference"])
-def test_a_worker_that_is_killed_is_replaced(make_scheme, settings):
-    """Check that a worker that the fault plan kills (SIGKILL) is replaced with its own workers, and the run goes on."""
-    scheme = make_scheme(FixedPath, **settings)
-    start = time.monotonic()
-    while not scheme.metrics()["workers_restarted"]:
+def test_a_worker_that_is_killed_is_replaced(make_scheme, tmp_path, monkeypatch, settings):
+    """Check that a worker that the fault plan kills (SIGKILL) is replaced with its own workers, and the run goes on.
+
+    The record of the run is replayed bit for bit in this process.
+    """
+    scheme = make_scheme(FixedPath, record=tmp_path / "run", **settings)
+    num_kills, start = settings["faults"].count("kill"), time.monotonic()
+    while scheme.metrics()["workers_restarted"] < num_kills:
         scheme.step()
         assert time.monotonic() - start < 60
     version = scheme.version
     while scheme.version < version + 20:
         scheme.step()
-    assert scheme.metrics()["workers_restarted"] == 1
+    assert scheme.metrics()["workers_restarted"] == num_kills
     num_grad = settings.get("num_grad_workers", 0)
     number = num_grad + settings.get("num_col_workers", 0) * max(1, num_grad)
     while len(workers_of(scheme)) != number:  # the replacement may still be starting its own workers
         scheme.step()
         assert time.monotonic() - start < 60
     stop_in_balance(scheme)
+    monkeypatch.setattr(FixedPath, "step_s", 0.0)
+    check_replay(scheme, make_scheme(FixedPath, runtime=None, replay=tmp_path / "run", **settings), version + 20)
+
+
+def check_replay(scheme, replay, least):
+    """Replay a recorded run of at least `least` updates, and compare the parameters."""
+    while not replay.replay_is_over:
+        replay.step()
+    recorded, repeated = (each._worker.local_worker.get_weights() for each in (scheme, replay))
+    assert recorded.version == repeated.version >= least
+    assert recorded.state["all"].tobytes() == repeated.state["all"].tobytes()
+    stop_in_balance(replay)
 
 
 @pytest.mark.parametrize("policy", ["restart", pytest.param("ignore", marks=pytest.mark.thorough)])
@@ -179,8 +194,9 @@ def test_ranks_continue_after_one_is_killed(make_scheme, policy):
 
 
 def test_a_stopped_worker_is_reported_as_lost(make_scheme):
-    scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, on_worker_failure="raise", worker_timeout_s=0.5)
-    for _ in range(20):
+    scheme = make_scheme(FixedPath, num_col_workers=2, col_communication=ASYNC, on_worker_failure="raise",
+                         worker_timeout_s=0.5)
+    for _ in range(10):
         scheme.step()
     os.kill(next(iter(workers_of(scheme))), signal.SIGSTOP)
     with pytest.raises(WorkerLostError, match="hangs: no result for"):
@@ -213,23 +229,14 @@ def test_a_worker_that_dies_at_the_start_is_an_error(make_scheme):
     stop_in_balance(scheme)
 
 
-@pytest.mark.parametrize("settings", [
-    pytest.param({"num_col_workers": 3, "col_communication": ASYNC}, marks=pytest.mark.thorough),
-    {"num_col_workers": 2, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC,
-     "faults": "kill col.1.2 @ step 60"},
-], ids=["collection", "all, one killed"])
-def test_a_recorded_run_is_replayed_bit_for_bit_in_this_process(make_scheme, tmp_path, settings):
+@pytest.mark.thorough
+def test_a_recorded_run_is_replayed_bit_for_bit_in_this_process(make_scheme, tmp_path):
+    settings = {"num_col_workers": 3, "col_communication": ASYNC}
     scheme = make_scheme(record=tmp_path / "run", **settings)
-    while scheme.version < 40 or ("faults" in settings and not scheme.metrics()["workers_restarted"]):
+    while scheme.version < 40:
         scheme.step()
     stop_in_balance(scheme)
-    replay = make_scheme(runtime=None, replay=tmp_path / "run", **settings)
-    while not replay.replay_is_over:
-        replay.step()
-    recorded, repeated = (each._worker.local_worker.get_weights() for each in (scheme, replay))
-    assert recorded.version == repeated.version >= 40
-    assert recorded.state["all"].tobytes() == repeated.state["all"].tobytes()
-    stop_in_balance(replay)
+    check_replay(scheme, make_scheme(runtime=None, replay=tmp_path / "run", **settings), 40)
 
 
 def test_evaluation_runs_in_a_process_of_its_own(make_scheme):
@@ -304,8 +311,8 @@ def test_the_command_line_trains_with_processes(run_forked, forked_python, tmp_p
 @pytest.mark.parametrize("col_communication", [pytest.param(SYNC, marks=pytest.mark.thorough), ASYNC])
 def test_the_number_of_collection_workers_changes_under_load(make_scheme, tmp_path, col_communication):
     more = {"queue_size": 2} if col_communication is ASYNC else {}
-    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, num_col_workers=2,
+    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path), "step_s": 0.002}, num_col_workers=2,
                          col_communication=col_communication, **more)
     for file in tmp_path.iterdir():  # delete the files of the environment that was built to read its spaces
         file.unlink()
-    resize_under_load(scheme, tmp_path)
+    resize_under_load(scheme, tmp_path, numbers=(4, 3))

@@ -205,8 +205,9 @@ def test_a_killed_collector_raises_if_requested(make_scheme, stop_in_balance, sh
     stop_in_balance(scheme)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("distribute", [
-    pytest.param(False, id="averaged", marks=pytest.mark.thorough), pytest.param(True, id="decentralised")])
+    pytest.param(False, id="averaged"), pytest.param(True, id="decentralised")])
 def test_a_killed_gradient_worker_raises_if_requested(make_scheme, stop_in_balance, shared_ray, distribute):
     scheme = make_scheme(num_grad_workers=2, on_worker_failure="raise", distribute_gradients=distribute)
     scheme.step()

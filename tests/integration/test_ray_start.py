@@ -181,7 +181,7 @@ def test_threads_of_collection_workers(run_on_ray):
     assert result_of(run_on_ray("-c", THREADS, timeout=160)) == [[3.0], 2]
 
 
-@pytest.mark.parametrize("is_shown", [True, False])
+@pytest.mark.parametrize("is_shown", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_startup_reports_immediately_what_it_waits_for(request, is_shown):
     arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200",
                  "--num-steps", "32",

@@ -145,6 +145,7 @@ def test_several_policies_train_across_processes(run, settings):
     assert final["consumed_unique"] > 0
 
 
+@pytest.mark.thorough
 def test_several_policies_fill_remote_shards(run):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of=lambda agent: agent)
     agent = multi_agent(envs, DQN.create_factory(start_steps=32, mini_batch_size=8), QActor.create_factory,

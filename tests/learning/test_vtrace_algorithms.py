@@ -40,7 +40,7 @@ def test_learns_from_rollouts_in_shards_within_seconds():
     learner, _ = make_learner(
         "impala", "CartPole-v1", seed=1, progress=False, preset="apex", num_col_workers=2,
         num_replay_workers=2,
-        replay_size=4000, train_batch_size=384, max_replay_ratio=2.0, max_weight_sync_delay=128, target_steps=60_000,
+        replay_size=4000, train_batch_size=384, max_replay_ratio=2.0, max_weight_sync_delay=128, target_steps=40_000,
         runtime="simulated")
     with learner:
         learner.train()
