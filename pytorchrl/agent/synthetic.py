@@ -270,7 +270,7 @@ class SyntheticStorage(Storage):
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SyntheticReplayBatch(Batch):
     """A batch from replay; the actions in the batch are step numbers."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import FrozenInstanceError, dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
+C = TypeVar("C", bound="WorkerCounters")
 K = TypeVar("K")
 
 
@@ -96,12 +97,29 @@ class WorkerCounters:
 
     def copy(self) -> WorkerCounters:
         """Return an independent copy of these counters."""
-        copied: WorkerCounters = object.__new__(WorkerCounters)
+        return self._copied_as(WorkerCounters)
+
+    def snapshot(self) -> CounterSnapshot:
+        """Return an independent copy of these counters that cannot be changed."""
+        return self._copied_as(CounterSnapshot)
+
+    def _copied_as(self, kind: type[C]) -> C:
+        copied: C = object.__new__(kind)
         values = self.__dict__.copy()
         for name in _BY_KEY:
             values[name] = values[name].copy()
-        copied.__dict__ = values
+        vars(copied).update(values)
         return copied
+
+
+class CounterSnapshot(WorkerCounters):
+    """The counters of a worker at one moment, as its reports contain them; they cannot be set."""
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot set {name!r} of a snapshot; count in the worker's WorkerCounters instead")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete {name!r} of a snapshot")
 
 
 # Group the fields by merging rule once, at import.

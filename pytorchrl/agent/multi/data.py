@@ -35,7 +35,7 @@ def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MultiStep:
     """Result of one step of E environments."""
 
@@ -60,7 +60,7 @@ class MultiStep:
         return {policy: part.first for policy, part in self.parts.items()}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MultiActingStep:
     """Decisions of all policies for one step."""
 
@@ -77,7 +77,7 @@ class MultiActingStep:
         return {policy: part.rhs for policy, part in self.parts.items()}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MultiRollout:
     """Rollouts of all policies from the same T steps of E environments; in total, T · E env steps."""
 
@@ -111,7 +111,7 @@ class MultiRollout:
         return self.map(Tensor.numpy)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MultiBatch:
     """Samples for one update: a batch for each policy that has samples."""
 

@@ -115,11 +115,13 @@ class MultiAgentReplay(MultiAgentStorage):
         """Return the storage of a policy, with counters that count env steps."""
         return _InEnvSteps(self.storages[policy], self.counters)
 
-    def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        parts: Mapping[str, BatchOfKind] = batch.parts  # each part is a `ReplayBatch`
-        batch.num_samples = max(part.num_samples for part in parts.values())
-        places = {policy: place for place, policy in enumerate(batch.policies)}
-        batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
+    @override
+    def _joined(self, parts: Mapping[str, BatchOfKind], samples: tuple[int, int], new: tuple[int, int],
+                last: bool) -> MultiBatch:
+        places = {policy: place for place, policy in enumerate(self.storages)}
+        ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
+        num_samples = max(part.num_samples for part in parts.values())
+        return MultiBatch(dict(parts), tuple(places), num_samples, last=last, ids=ids)
 
     def after_gradients(self, batch: MultiBatch, info: Mapping[str, object]) -> None:
         """Update the priorities with the TD errors of a batch."""

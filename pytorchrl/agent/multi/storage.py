@@ -246,29 +246,30 @@ class MultiAgentStorage(Storage):
                     del remaining[policy]
             if not parts:
                 return
-            batch = MultiBatch(parts, tuple(self.storages), last=not remaining)
             samples = sum(part.num_samples for part in parts.values())
             new = sum(part.num_new_samples for part in parts.values())
-            self._count(batch, (drawn, samples), (drawn_new, new))
+            batch = self._joined(parts, (drawn, samples), (drawn_new, new), last=not remaining)
             drawn, drawn_new = drawn + samples, drawn_new + new
             self._sampled += batch.num_samples
             yield batch
 
-    def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        """Set `num_samples` and `num_new_samples` of a batch, in env steps.
+    def _joined(self, parts: dict[str, Batch | ReplayBatch], samples: tuple[int, int], new: tuple[int, int],
+                last: bool) -> MultiBatch:
+        """Return a joint batch, whose `num_samples` and `num_new_samples` count env steps.
 
         The arguments count steps of agents, which are converted to env steps. Rounding errors do not accumulate: over
         one pass over the rollouts, the sum of `num_samples` is exactly the number of env steps in the rollouts.
 
         Args:
-            batch: The batch.
+            parts: Policy -> batch of the policy.
             samples: Number of agents' steps in all earlier batches, and number of agents' steps in this batch.
             new: The same two numbers without repetitions: a step counts only in the first batch that contains it.
+            last: Whether this is the last batch.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._resident_env_steps, self._resident_agent_steps
             return (before + count) * env_steps // agent_steps - before * env_steps // agent_steps
-        batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
+        return MultiBatch(parts, tuple(self.storages), share(*samples), share(*new), last)
 
     @override
     def reset(self) -> None:

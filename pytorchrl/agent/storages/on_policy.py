@@ -160,10 +160,7 @@ class VanillaOnPolicyBuffer(Storage):
             if epoch and self.algorithm.recompute_advantages:
                 samples = self._samples = self._lay_out(recompute=True)
             order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
-            for part, batch in enumerate(samples.batches(order, num_parts)):
-                batch.num_samples = len(batch.done) if batch.valid is None else int(batch.valid.sum())
-                batch.num_new_samples = 0 if epoch else batch.num_samples
-                batch.last = epoch == num_epochs - 1 and part == num_parts - 1
+            for batch in samples.batches(order, num_parts, is_first=not epoch, is_last=epoch == num_epochs - 1):
                 self._counters["sampled"] += batch.num_samples
                 yield batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -176,8 +176,7 @@ class ReplayBuffer(Storage):
             batch = self.sample(mini_batch_size)
             if batch is None:
                 return
-            batch.last = not left
-            yield batch
+            yield batch if left else replace(batch, last=True)
 
     def sample(self, batch_size: int) -> ReplayBatch | None:
         """Draw `batch_size` transitions with replacement; return None if no transition can be drawn."""

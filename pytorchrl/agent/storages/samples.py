@@ -47,22 +47,32 @@ class Samples:
         """Return the samples on `device`."""
         return map_tensors(self, lambda tensor: tensor.to(device))
 
-    def batches(self, order: Tensor, num_parts: int) -> Iterator[Batch]:
-        """Divide the rows or sequences with the indices `order` into `num_parts` batches, and return the batches.
+    def batches(self, order: Tensor, num_parts: int, *, is_first: bool, is_last: bool) -> Iterator[Batch]:
+        """Divide the rows or sequences with the indices `order` into `num_parts` batches, and yield the batches.
 
         The sizes of the batches differ by at most one.
+
+        Args:
+            order: Indices of the rows or sequences.
+            num_parts: Number of batches.
+            is_first: Whether no earlier batch contained these samples, so that all of them count as new.
+            is_last: Whether no later batch will contain these samples, so that the last batch is marked as last.
         """
         if self.sequences or self._num_bytes() > _SMALL_BYTES:
-            return map(self.select, torch.tensor_split(order, num_parts))
-        return self.select(order).split(num_parts)
+            for left, index in zip(reversed(range(num_parts)), torch.tensor_split(order, num_parts), strict=True):
+                yield self._select(index, is_first, is_last and not left)
+        else:
+            yield from self._select(order, is_first, is_last).split(num_parts)
 
     def _num_bytes(self) -> int:
         tensors = (*self.obs.values(), *([] if self.mask is None else [self.mask]), self.action)
         return sum(tensor.nbytes for tensor in tensors)
 
-    def select(self, index: Tensor) -> Batch:
-        """Return a batch of the rows or sequences at `index`, without setting `num_samples` and `num_new_samples`."""
+    def _select(self, index: Tensor, is_first: bool, is_last: bool) -> Batch:
+        """Return a batch of the rows or sequences at `index`; see `batches`."""
         axis = 1 if self.sequences else 0
+        valid = self.valid.index_select(1, index) if self.sequences else None
+        num_samples = len(index) if valid is None else int(valid.sum())
 
         def pick(leaf: Tensor) -> Tensor:
             return leaf.index_select(axis, index)
@@ -73,11 +83,14 @@ class Samples:
             rhs={name: state.index_select(0, index) for name, state in self.rhs.items()},
             mask=None if self.mask is None else pick(self.mask),
             action=pick(self.action),
-            valid=pick(self.valid) if self.sequences else None,
+            valid=valid,
             logp=pick(self.logp),
             value=pick(self.value),
             ret=pick(self.ret),
             advantage=pick(self.advantage),
+            num_samples=num_samples,
+            num_new_samples=num_samples if is_first else 0,
+            last=is_last,
         )
 
 

@@ -46,7 +46,7 @@ class WorkerLog(logging.Handler):
         return [self._records.popleft() for _ in range(len(self._records))]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer(Generic[R]):
     """Result of a call that has logged warnings or raised an exception. All other calls return only their value.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from typing_extensions import override
@@ -240,8 +241,8 @@ class BatchSource:
             batch = next(self.start_pass(None), None)
         assert self._current is not None
         before, self._drawn_steps = self._drawn_steps, self._drawn_steps + batch.num_new_samples
-        batch.num_new_samples = self._current.count_new(before, self._drawn_steps)
-        return batch
+        num_new = self._current.count_new(before, self._drawn_steps)
+        return batch if num_new == batch.num_new_samples else replace(batch, num_new_samples=num_new)
 
     @timed("copy")
     def load(self) -> None:

@@ -202,7 +202,7 @@ class WorkerStats:
         add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
         report = Report(
             lags=tuple(self._lags), drawn_lags=tuple(self._drawn_lags), episodes=tuple(self._episodes),
-            times={name: time for name, time in times.items() if time[0]}, counters=counters,
+            times={name: time for name, time in times.items() if time[0]}, counters=counters.snapshot(),
             timings={level: dict(seconds) for level, seconds in self._timings.items()},
             traffic={**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic},
             shards=tuple([shard.statistics() for shard in shards]), queue_levels=source.take_levels())

@@ -182,7 +182,8 @@ class RWorker(Worker):
         """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
             own = self._storage.min_priority  # `smallest` may be out of date and thus exceed `own`
-            batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
+            factor = (min(smallest, own) / own) ** self._storage.parameters["beta"]
+            batch = replace(batch, weight=batch.weight * factor)
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> ShardState:

@@ -25,7 +25,7 @@ from pytorchrl.support.untyped import StateDict
 AnyRollout: TypeAlias = RolloutData | MultiRollout
 """A rollout of one policy or of several policies."""
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RolloutBatch:
     """Rollouts sampled from replay; the learner divides these rollouts into its own batches."""
 

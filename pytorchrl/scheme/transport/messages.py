@@ -12,7 +12,7 @@ import numpy as np
 from pytorchrl.agent.data import Episode, weights_of_gradients
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
-from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.counters import CounterSnapshot
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds, Times
 from pytorchrl.scheme.transport.codecs import decode_array
@@ -139,7 +139,7 @@ class Report:
     Except for totals and current values, the statistics cover the time since the worker's previous report.
     """
 
-    counters: WorkerCounters
+    counters: CounterSnapshot
     """Totals since the start of each worker, and current values."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """Totals of the traffic, by kind of message."""

@@ -117,7 +117,7 @@ def test_invalid_steps_do_not_affect_the_gradient(build, collect, made_up_steps,
     batch = next(parts.storage.generate_batches(1))
     assert not batch.valid.all()
     expected = [gradient.clone() for gradient in parts.algorithm.compute_gradients(batch)[0]]
-    batch.logp = torch.where(batch.valid, batch.logp, -1e4)
+    batch.logp[~batch.valid] = -1e4
     for gradient, other in zip(parts.algorithm.compute_gradients(batch)[0], expected, strict=True):
         assert torch.equal(gradient, other)
 

@@ -283,11 +283,10 @@ def test_slices_give_the_gradient_of_the_whole_batch(kind):
     # The losses of td3, sac and noisy_dqn sample noise. The noise of slices would differ from that of the batch.
     algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")
     whole = make_batch(algorithm)
-    halves = [copy.copy(whole) for _ in range(2)]
-    for half, rows in zip(halves, (slice(0, 4), slice(4, 8)), strict=True):
-        for name in ("action", "ret", "discount", "weight", "ids"):
-            setattr(half, name, getattr(whole, name)[rows])
-        half.obs, half.next_obs = {"obs": whole.obs["obs"][rows]}, {"obs": whole.next_obs["obs"][rows]}
+    halves = [dataclasses.replace(
+        whole, obs={"obs": whole.obs["obs"][rows]}, next_obs={"obs": whole.next_obs["obs"][rows]},
+        **{name: getattr(whole, name)[rows] for name in ("action", "ret", "discount", "weight", "ids")},
+    ) for rows in (slice(0, 4), slice(4, 8))]
     parts = [[gradient.clone() for gradient in algorithm.compute_gradients(half)[0]] for half in halves]
     for first, second, together in zip(*parts, algorithm.compute_gradients(whole)[0], strict=True):
         torch.testing.assert_close((first + second) / 2, together, rtol=1e-4, atol=1e-6)

@@ -165,8 +165,7 @@ def test_double_target_differs_from_single_on_a_table():
             with torch.no_grad():
                 network.advantage_head.weight.zero_()
                 network.advantage_head.bias.copy_(torch.tensor(scores[name][0]))
-        batch.action, batch.ret = torch.zeros(SAMPLES, dtype=torch.int64), torch.full((SAMPLES,), 10.0)
-        batch.discount = torch.full((SAMPLES,), 0.5)
+        batch.action[:], batch.ret[:], batch.discount[:] = 0, 10.0, 0.5
         errors[is_double] = algorithm.compute_gradients(batch)[1]["errors"]
     assert errors[True].tolist() == [10.0 + 0.5 * 2.0 - 1.0] * SAMPLES
     assert errors[False].tolist() == [10.0 + 0.5 * 7.0 - 1.0] * SAMPLES

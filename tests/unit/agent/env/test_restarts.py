@@ -82,8 +82,7 @@ def rollout_of(rows):
     storage.start(*rows[0][:2])
     action = np.zeros(NUM_ENVS, np.int64)
     for obs, mask, step in rows[1:]:
-        step.obs, step.mask = obs, mask
-        storage.insert(ActingStep(action, action, {}, {}), step)
+        storage.insert(ActingStep(action, action, {}, {}), step._replace(obs=obs, mask=mask))
     return storage.take(copy=True)
 
 

@@ -63,10 +63,10 @@ def fill(storage, first, count, state_size=0, **step_options):
 def learnable(rollout):
     """Return the rollout with log-probabilities and values, as an algorithm would add them."""
     generator = torch.Generator().manual_seed(rollout.num_steps)
-    rollout.other = {
-        "logp": torch.randn(rollout.reward.shape, generator=generator),
-        "value": torch.randn(rollout.done.shape, generator=generator),
-        "final_value": torch.randn(len(rollout.final_index), generator=generator)}
+    rollout.other.update(
+        logp=torch.randn(rollout.reward.shape, generator=generator),
+        value=torch.randn(rollout.done.shape, generator=generator),
+        final_value=torch.randn(len(rollout.final_index), generator=generator))
     return rollout
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gymnasium as gym
 import numpy as np
@@ -215,9 +215,7 @@ def batching(change):
 
 def changed(**fields):
     def change(batch):
-        for name, function in fields.items():
-            setattr(batch, name, function(getattr(batch, name)))
-        return batch
+        return replace(batch, **{name: function(getattr(batch, name)) for name, function in fields.items()})
     return change
 
 

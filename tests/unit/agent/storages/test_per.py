@@ -150,7 +150,7 @@ def test_priorities_survive_the_ring_and_stale_ones_are_counted(per, size):
 def test_after_gradients_accepts_errors_of_any_sign_and_type(per):
     storage = per(4, [1, 1, 1, 1], alpha=1.0)
     batch = storage.sample(4)
-    batch.ids = torch.tensor([0, 1, 2, 2])
+    batch.ids.copy_(torch.tensor([0, 1, 2, 2]))
     storage.after_gradients(batch, {"errors": torch.tensor([-2.0, 3.0, 9.0, 4.0])})
     np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [2, 3, 4, 1])
     storage.after_gradients(batch, {"errors": np.array([1.0, 1.0, 1.0, 1.0])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import numpy as np
@@ -118,11 +119,12 @@ def test_rows_with_stacks_are_lost_only_if_older_frames_are_lost(build_replay, m
 def test_windows_end_with_their_source_and_do_not_mix_sources(build_replay):
     storage = build_replay(ReplayBuffer, 20, gamma=1.0, n_step=3)
     first, other = rollout_of([1, 1]), rollout_of([10, 10], obs=[7, 8, 9])
-    other.action += 10
+    other.action.add_(10)
     storage.insert_data_slice([first, other])
     assert by_action(storage.sample(200), "ret") == {0: (2,), 1: (1,), 10: (20,), 11: (10,)}
     later = rollout_of([100, 100], obs=[2, 3, 4])
-    later.done[0], later.action = False, later.action + 2
+    later.done[0] = False
+    later.action.add_(2)
     storage.insert_data_slice([later], sources=[0])
     assert by_action(storage.sample(400), "ret") == {
         0: (102,), 1: (201,), 2: (200,), 3: (100,), 10: (20,), 11: (10,)}
@@ -133,7 +135,8 @@ def test_a_rollout_that_does_not_begin_where_the_last_ended_is_not_linked(first_
     storage = build_replay(ReplayBuffer, 20, gamma=1.0, n_step=3)
     storage.insert_data_slice([rollout_of([1, 1])])
     later = rollout_of([100, 100], obs=[first_obs, 51, 52])
-    later.done[0], later.action = reset, later.action + 2
+    later.done[0] = reset
+    later.action.add_(2)
     storage.insert_data_slice([later])
     assert by_action(storage.sample(400), "ret")[1] == (1,)
 
@@ -240,8 +243,7 @@ def test_single_frames_need_at_most_15_percent_more_than_their_bytes(build_repla
 
 def test_images_that_are_not_stacks_are_stored_unchanged(build_replay):
     pictures = torch.randint(0, 256, (5, 1, 3, 4, 4), dtype=torch.uint8)
-    rollout = rollout_of([1] * 4)
-    rollout.obs = {"obs": pictures}
+    rollout = dataclasses.replace(rollout_of([1] * 4), obs={"obs": pictures})
     storage = build_replay(ReplayBuffer, 8)
     storage.insert_data_slice([rollout])
     batch = storage.sample(20)
@@ -258,8 +260,7 @@ def test_images_that_are_not_stacks_are_stored_unchanged(build_replay):
 def test_stacked_color_frames_are_stored_once(build_replay):
     pictures = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8)
     stacks = torch.stack([pictures[t:t + 3].flatten(0, 1) for t in range(6)])
-    rollout = rollout_of([1] * 5)
-    rollout.obs = {"obs": stacks[:, None]}
+    rollout = dataclasses.replace(rollout_of([1] * 5), obs={"obs": stacks[:, None]})
     storage = build_replay(ReplayBuffer, 8, stacked_frames=3)
     storage.insert_data_slice([rollout])
     batch = storage.sample(20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 
@@ -327,8 +328,7 @@ def test_reset_removes_everything(build):
 
 def test_without_memory_there_are_no_states(build_replay):
     storage = build_replay(SequenceBuffer, 50, length=3, burn_in=2, period=1)
-    rollout = rollout_of(9)
-    rollout.rhs = {}
+    rollout = dataclasses.replace(rollout_of(9), rhs={})
     storage.insert_data_slice([rollout])
     assert storage.sample(3).rhs == {}
 

@@ -72,7 +72,7 @@ def test_counters_are_sums_over_the_rollouts_in_use(clock, seed):
 
     def episode_steps(rollouts):
         return sum(episode.length for header in rollouts for episode in header.episodes)
-    assert counters == WorkerCounters(
+    assert counters.copy() == WorkerCounters(
         rollouts=30, collected_in_use=sum(header.num_env_steps for header in headers),
         preempted=len(cut), preempted_steps=sum(header.num_env_steps for header in cut),
         preempted_by_worker=Counter(header.worker for header in cut),

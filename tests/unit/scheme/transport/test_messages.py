@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pytorchrl
 from pytorchrl import errors
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
@@ -25,15 +28,42 @@ _MESSAGES = [
         preempted=True, sent=Sent(6, 5))),
     Gradients(vectors=[np.arange(4, dtype=np.float32)], num_samples=5, num_new_samples=4, weights_version=3, worker=1,
               sequence=9, info={"loss": 1.0}, ledger=LedgerSnapshot(collected=4, sent=4), last=True,
-              report=Report(lags=((1, 0, 2),), counters=WorkerCounters(rollouts=1))),
+              report=Report(lags=((1, 0, 2),), counters=WorkerCounters(rollouts=1).snapshot())),
     WholeState(3, {"gradient": {"acting": {"all": np.arange(4, dtype=np.float32)}}}),
     Meeting(generation=2, address="10.0.0.1", port=4000, size=3, timeout_s=60.0),
     Candidate(version=3, incarnation=1, ledger=LedgerSnapshot(collected=4, queued=4), address="10.0.0.1", port=4000),
     LedgerSnapshot(collected=1, dropped={"nan": 1}),
     Evaluation(3, (1.0, 2.0), (10, 20)),
+    WorkerCounters(rollouts=1, agent_steps={"a": 2}).snapshot(),
 ]
 _ERRORS = [value for _, value in inspect.getmembers(errors, inspect.isclass)
            if issubclass(value, errors.PyTorchRLError)] + [LedgerError]
+
+
+_MUTABLE = {
+    # class: reason why objects of this class never are messages, batches or steps
+    "agent/storages/ring.py _Head": "state of a ring buffer",
+    "agent/storages/samples.py Samples": "data of one storage, from which it selects its batches",
+    "agent/multi/replay.py _Kept": "state of a storage",
+    "play/dataset.py _Episode": "episode that is still being played",
+    "runtime/base.py Future": "handle of a call, compared by identity",
+    "runtime/processes/channel.py Message": "buffer from which the received value is built",
+    "runtime/processes/wire.py MessageParts": "buffer in which a message is assembled",
+    "scheme/counters.py WorkerCounters": "running counters of a worker; its reports contain a CounterSnapshot",
+    "scheme/gradients/train_batch.py TrainBatch": "entry of the learner's sample queue, which counts its uses",
+    "scheme/replay/rollouts.py _Kept": "state of a storage",
+    "scheme/updates/statistics.py UpdateCounters": "running counters of the update worker",
+}
+
+
+def mutable_dataclasses(root):
+    """Return "path class" for every dataclass below `root` that is not frozen."""
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else []:
+                text = ast.unparse(decorator)
+                if text.removeprefix("dataclasses.").startswith("dataclass") and "frozen=True" not in text:
+                    yield f"{path.relative_to(root)} {node.name}"
 
 
 def field_names(message):
@@ -54,6 +84,11 @@ def test_messages_can_be_pickled(message, protocol):
 def test_messages_are_frozen(message):
     with pytest.raises(AttributeError):  # of which `FrozenInstanceError` is a subclass
         setattr(message, field_names(message)[0], None)
+
+
+def test_every_dataclass_is_frozen_unless_it_is_never_sent():
+    """Check that a new dataclass is frozen, or is listed in `_MUTABLE` with a reason."""
+    assert set(mutable_dataclasses(Path(pytorchrl.__file__).parent)) == set(_MUTABLE)
 
 
 @pytest.mark.parametrize("error", _ERRORS, ids=lambda error: error.__name__)

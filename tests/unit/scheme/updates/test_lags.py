@@ -18,7 +18,7 @@ def gradients(version=0, **fields):
 
 
 def report(**fields):
-    return Report(counters=WorkerCounters(), **fields)
+    return Report(counters=WorkerCounters().snapshot(), **fields)
 
 
 @pytest.mark.parametrize(("histogram", "expected"), [
