@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
@@ -190,8 +190,14 @@ class Factory(Generic[T_co]):
 
     def __repr__(self) -> str:
         """Return the call that creates an equal factory, with the options that differ from their defaults."""
-        changed = [f"{name}={to_python(getattr(self.options, name))}" for name in self.options.changed()]
-        return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
+        changed = {name: getattr(self.options, name) for name in self.options.changed()}
+        return creation_text(self.cls.__name__, (), changed)
+
+
+def creation_text(owner: str, arguments: Iterable[object], keywords: Mapping[str, object]) -> str:
+    """Return the call of `create_factory` of the class `owner` with these arguments, as it is written in Python."""
+    texts = [*map(to_python, arguments), *(f"{name}={to_python(value)}" for name, value in keywords.items())]
+    return f"{owner}.create_factory({', '.join(texts)})"
 
 
 def check_is_complete(cls: type) -> None:

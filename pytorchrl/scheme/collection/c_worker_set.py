@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, creation_text
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.base.worker import Context
@@ -16,9 +16,7 @@ from pytorchrl.scheme.collection.central_inference import Inference
 from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.options.base import (
-    from_keywords,
-)
+from pytorchrl.scheme.options.base import changed_options, from_keywords
 from pytorchrl.scheme.options.collection import CWorkerOptions, OnArrivalOptions, ReplayCWorkerOptions
 from pytorchrl.scheme.options.keywords import CollectionKeywords, refuse_other_levels
 from pytorchrl.support.tracebacks import brief_errors
@@ -181,6 +179,14 @@ class CWorkerSet(WorkerSet[CWorker]):
 @dataclass(frozen=True)
 class CWorkerSetFactory(CWorkerRecipe):
     """A recipe that can be called; each call builds the collection workers of one gradient worker."""
+
+    def __repr__(self) -> str:
+        """Return the call that creates an equal factory, before a scheme has set the seed and the number of threads."""
+        own = ReplayCWorkerOptions if isinstance(self.options, ReplayCWorkerOptions) else CWorkerOptions
+        return creation_text(
+            "CWorkerSet", (self.options.num_col_workers, self.algo_factory, self.actor_factory, self.storage_factory,
+                           self.train_envs_factory),
+            changed_options(self.options, own, but=("num_col_workers", "col_execution")))
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None, runtime: Runtime | None = None, *,
                  collects: bool = True, context: Context | None = None) -> CWorkerSet:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from pytorchrl.agent.options import creation_text
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Context
@@ -18,12 +19,21 @@ from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.options.base import (
     ASYNC,
+    PARALLEL,
     SYNC,
     Communication,
     Execution,
+    as_keywords,
+    changed_options,
     options_of,
 )
-from pytorchrl.scheme.options.collection import BarrierOptions, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.collection import (
+    BarrierOptions,
+    CollectionPattern,
+    ReplayCollection,
+    ReplayCWorkerOptions,
+    SynchronousCollection,
+)
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.options.keywords import GradientKeywords, refuse_other_levels
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
@@ -65,7 +75,8 @@ class GWorkerSet(WorkerSet[GWorker]):
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: CWorkerSetFactory, col_fraction_workers: float,
-                 grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool | str = False, *,
+                 grad_worker_resources: Mapping[str, float],
+                 compress_grads_to_send: bool | str = Options.compress_grads_to_send, *,
                  runtime: Runtime | None = None) -> None:
         runtime = runtime or ThreadRuntime()
         factory = self.create_factory(
@@ -132,7 +143,7 @@ class GWorkerSet(WorkerSet[GWorker]):
     def create_factory(cls, num_workers: int, col_workers_factory: CWorkerSetFactory,
                        col_fraction_workers: float = Barrier.Options.col_fraction_workers,
                        col_execution: Execution | str = "Central",
-                       col_communication: Communication | str = "synchronous",
+                       col_communication: Communication | str = CollectionPattern.col_communication,
                        compress_grads_to_send: bool | str = Options.compress_grads_to_send,
                        grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,
                        replay_workers_factory: RWorkerSetFactory | None = None,
@@ -172,6 +183,22 @@ class GWorkerSet(WorkerSet[GWorker]):
 
 class GWorkerSetFactory(GWorkerRecipe):
     """A recipe that can be called; each call builds a set of gradient workers and the worker sets below it."""
+
+    def __repr__(self) -> str:
+        """Return the call that creates an equal factory, before a scheme has set its seed, threads and supervision."""
+        collection, shards = self.collection, self.replay_workers_factory
+        of_workers = changed_options(self.options, GWorkerSetOptions, but=("num_grad_workers", "grad_execution"))
+        # The factories of the other workers print their own options.
+        of_collection = changed_options(collection, type(collection), but=tuple(ReplayCWorkerOptions.declarations()))
+        if shards is not None:
+            of_workers["replay_workers_factory"], of_shards = shards, as_keywords(shards.options)
+            of_collection = {name: value for name, value in of_collection.items() if of_shards.get(name) != value}
+        if collection.is_parallel:
+            of_workers["col_execution"] = PARALLEL
+        if not isinstance(collection, SynchronousCollection):
+            of_workers["col_communication"] = ASYNC
+        return creation_text("GWorkerSet", (self.options.num_grad_workers, self.col_workers_factory),
+                             {**of_workers, **of_collection})
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None,
                  runtime: Runtime | None = None) -> GWorkerSet:

@@ -74,11 +74,14 @@ def check_execution(level: str, execution: Execution | str, num_workers: int) ->
 
 
 def check_resources(name: str, resources: Mapping[str, object]) -> Mapping[str, object]:
-    """Return `resources`; raise `ConfigError` if an amount is invalid, or if the name of a resource seems misspelled.
+    """Return a copy of `resources` that can be pickled, as a read-only mapping cannot.
 
     Args:
         name: Name of the option that has the value `resources`, for the error message.
         resources: The amount of each resource, by name. Names that Ray does not know are custom resources of a cluster.
+
+    Raises:
+        ConfigError: An amount is invalid, or the name of a resource seems misspelled.
     """
     problems: list[Problem] = []
     for key, amount in resources.items():
@@ -91,7 +94,7 @@ def check_resources(name: str, resources: Mapping[str, object]) -> Mapping[str, 
             problems.append(
                 Problem(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}"))
     raise_all(problems)
-    return resources
+    return dict(resources)
 
 
 def check_codec(kind: str) -> Callable[[bool | str], bool | str]:
@@ -123,6 +126,18 @@ def own_names(options: type[Options]) -> list[str]:
 def as_keywords(options: Options) -> dict[str, object]:
     """Return the value of every option, by name."""
     return {name: getattr(options, name) for name in options.declarations()}
+
+
+def changed_options(options: Options, owner: type[Options], but: tuple[str, ...] = ()) -> dict[str, object]:
+    """Return the options that the class `owner` declares and that differ from their defaults, by name.
+
+    Args:
+        options: An instance of `owner` or of a subclass.
+        owner: The class.
+        but: Options to leave out.
+    """
+    return {name: getattr(options, name) for name in options.changed()
+            if name in owner.declarations() and name not in but}
 
 
 def build(options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:

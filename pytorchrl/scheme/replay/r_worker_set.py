@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, creation_text
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.base.worker import Context
 from pytorchrl.scheme.base.worker_set import WorkerSet
-from pytorchrl.scheme.options.base import from_keywords
+from pytorchrl.scheme.options.base import changed_options, from_keywords
 from pytorchrl.scheme.options.keywords import ReplayKeywords, refuse_other_levels
 from pytorchrl.scheme.options.replay import RWorkerSetOptions
 from pytorchrl.scheme.replay.r_worker import RWorker
@@ -97,6 +97,13 @@ class RWorkerSetFactory:
     storage_factory: Factory[Storage]
     seed: int = 0
     num_threads: int | None = 1
+
+    def __repr__(self) -> str:
+        """Return the call that creates an equal factory, before a scheme has set the seed and the number of threads."""
+        return creation_text(
+            "RWorkerSet", (self.options.num_replay_workers, self.algo_factory, self.actor_factory,
+                           self.storage_factory),
+            changed_options(self.options, RWorkerSetOptions, but=("num_replay_workers",)))
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None, runtime: Runtime | None = None, *,
                  context: Context | None = None) -> RWorkerSet:

@@ -1,0 +1,65 @@
+"""Every public factory can be pickled, compares by value, and prints the call that creates an equal factory."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from gymnasium.spaces import Box, Discrete
+from numpy import float32
+
+import pytorchrl as prl
+from pytorchrl.agent.options import Factory, Part
+from pytorchrl.scheme import CWorkerSet, GWorkerSet, RWorkerSet
+
+SPACE, ACTIONS, CONTINUOUS = Box(0.0, 1.0, (4,)), Discrete(2), Box(-1.0, 1.0, (2,))
+ENVS = prl.VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+ON_POLICY = (prl.PPO.create_factory(lr=prl.linear(0.001, 0.0), clip_param=0.3),
+             prl.OnPolicyActor.create_factory(SPACE, ACTIONS, hidden_sizes=(8,)), prl.GAEBuffer.create_factory(size=64))
+OFF_POLICY = (prl.DQN.create_factory(mini_batch_size=8), prl.QActor.create_factory(SPACE, ACTIONS, dueling=True),
+              prl.ReplayBuffer.create_factory(size=64))
+SHARDS = RWorkerSet.create_factory(2, *OFF_POLICY, routing="random", replay_worker_resources={"num_cpus": 1})
+COLLECTORS = CWorkerSet.create_factory((2, 3), *ON_POLICY, ENVS, compress_data_to_send="lz4")
+FACTORIES = {
+    "VecEnv": ENVS,
+    **{owner.__name__: owner.create_factory() for owner in (
+        prl.A2C, prl.APPO, prl.DDPG, prl.IMPALA, prl.R2D2, prl.SAC, prl.TD3)},
+    "PPO": ON_POLICY[0], "OnPolicyActor": ON_POLICY[1], "GAEBuffer": ON_POLICY[2],
+    "DQN": OFF_POLICY[0], "QActor": OFF_POLICY[1], "ReplayBuffer": OFF_POLICY[2],
+    "OffPolicyActor": prl.OffPolicyActor.create_factory(SPACE, CONTINUOUS),
+    **{owner.__name__: owner.create_factory(size=64) for owner in (
+        prl.PERBuffer, prl.RolloutSequenceBuffer, prl.SequenceBuffer, prl.VTraceBuffer, prl.VanillaOnPolicyBuffer)},
+    "CWorkerSet": COLLECTORS, "RWorkerSet": SHARDS,
+    "GWorkerSet": GWorkerSet.create_factory(2, COLLECTORS, 0.5, "Parallel", grad_device="cpu"),
+    "GWorkerSet with default resources": GWorkerSet.create_factory(1, CWorkerSet.create_factory(1, *ON_POLICY, ENVS)),
+    "GWorkerSet with shards": GWorkerSet.create_factory(
+        1, CWorkerSet.create_factory(1, *OFF_POLICY, ENVS, initial_priority="worker"),
+        col_communication="asynchronous", replay_workers_factory=SHARDS, queue_size=3, prefetch=2),
+}
+NAMES = {**vars(prl), **{name: getattr(prl, name) for name in prl.__all__}, "Box": Box, "Discrete": Discrete,
+         "float32": float32, "CWorkerSet": CWorkerSet, "GWorkerSet": GWorkerSet, "RWorkerSet": RWorkerSet}
+
+
+def test_every_public_part_has_a_case():
+    parts = {name for name in prl.__all__ if isinstance(owner := getattr(prl, name), type) and issubclass(owner, Part)}
+    assert parts - set(FACTORIES) == {"MultiAgentVecEnv"}, "only its environments, which are code, cannot be printed"
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factory_can_be_pickled_compared_and_printed(name):
+    factory = FACTORIES[name]
+    copies = pickle.loads(pickle.dumps(factory)), eval(repr(factory), NAMES)
+    assert copies == (factory, factory)
+    assert repr(copies[0]) == repr(factory)
+    assert repr(factory).startswith(f"{name.split()[0]}.create_factory(")
+    if isinstance(factory, Factory) and "size" in factory.options.declarations():
+        assert factory != type(factory)(factory.cls, factory.options.replaced(size=65))
+
+
+def test_printed_call_of_worker_sets_has_only_options_that_differ_from_their_defaults():
+    parts = ", ".join(map(repr, OFF_POLICY))
+    assert repr(SHARDS) == (
+        f"RWorkerSet.create_factory(2, {parts}, replay_worker_resources={{'num_cpus': 1}}, routing='random')")
+    assert repr(FACTORIES["GWorkerSet"]) == (
+        f"GWorkerSet.create_factory(2, {COLLECTORS}, grad_device='cpu', col_execution='Parallel', "
+        "col_fraction_workers=0.5)")
