@@ -39,7 +39,8 @@ class SyntheticEnvs(VecEnv):
     class Options(BaseOptions):
         """Options of `SyntheticEnvs`."""
 
-        vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
+        vec_env_size: int = option(
+            VecEnv.Options.vec_env_size, help="Number of environments stepped together.", low=1)
 
     def __init__(self, options: Options, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train",
                  seed: int | None = None, num_threads: int = 1, incarnation: int = 0) -> None:
@@ -50,7 +51,9 @@ class SyntheticEnvs(VecEnv):
         self._num_steps = 0
 
     @classmethod
-    def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # there is no env_fn
+    def create_factory(  # type: ignore[override] # there is no env_fn
+        cls, vec_env_size: int = Options.vec_env_size,
+    ) -> EnvFactory:
         """Return a factory of environment vectors of size `vec_env_size`."""
         return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
                           action_space=gym.spaces.Discrete(1))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
-from pytorchrl.envs.suites import suite
+from pytorchrl.envs.suites import VEC_ENV_SIZE, suite
 from pytorchrl.support.untyped import OptionValue
 
 _STICKY_PROBABILITY = 0.25  # Machado et al. 2018, section 5
@@ -23,7 +23,7 @@ _NOOP_MAX = 30
 @suite("atari", has=lambda env_id: env_id.startswith("ALE/"))
 def atari_factory(
     env_id: str,
-    vec_env_size: int = 8,
+    vec_env_size: int = VEC_ENV_SIZE,
     *,
     sticky: bool = False,
     end_on_life_loss: bool = True,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
-from pytorchrl.envs.suites import is_made_by, suite
+from pytorchrl.envs.suites import VEC_ENV_SIZE, is_made_by, suite
 from pytorchrl.support.untyped import OptionValue
 
 
 @suite("box2d", has=is_made_by("box2d"))
-def box2d_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:
+def box2d_factory(env_id: str, vec_env_size: int = VEC_ENV_SIZE, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of the Box2D suite.
 
     Args:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+from pytorchrl.envs.suites import VEC_ENV_SIZE
 from pytorchrl.support.untyped import OptionValue
 
 
-def classic_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:
+def classic_factory(env_id: str, vec_env_size: int = VEC_ENV_SIZE, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of classic control or toy text.
 
     Args:

@@ -14,13 +14,13 @@ from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.building import PolicyOf
 from pytorchrl.agent.multi.env import MultiAgentVecEnv
 from pytorchrl.envs import atari, box2d, mujoco  # noqa: F401 - importing a suite registers it
-from pytorchrl.envs.suites import suite_of
+from pytorchrl.envs.suites import VEC_ENV_SIZE, suite_of
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import OptionValue
 
 
 def make_factory(
-    env_id: EnvFn, vec_env_size: int = 8, *, policy_of: PolicyOf = None, **options: OptionValue,
+    env_id: EnvFn, vec_env_size: int = VEC_ENV_SIZE, *, policy_of: PolicyOf = None, **options: OptionValue,
 ) -> EnvFactory:
     """Return the factory for an id, with the settings of the id's suite, such as Atari's preprocessing for `ALE/...`.
 

@@ -7,12 +7,12 @@ Humanoid, InvertedPendulum and Pusher. Observations are float32. Set MUJOCO_GL=e
 from __future__ import annotations
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
-from pytorchrl.envs.suites import is_made_by, suite
+from pytorchrl.envs.suites import VEC_ENV_SIZE, is_made_by, suite
 from pytorchrl.support.untyped import OptionValue
 
 
 @suite("mujoco", has=is_made_by("mujoco"))
-def mujoco_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:
+def mujoco_factory(env_id: str, vec_env_size: int = VEC_ENV_SIZE, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of the MuJoCo suite.
 
     Args:

@@ -13,6 +13,8 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 
 F = TypeVar("F", bound=Callable[..., EnvFactory])
 
+VEC_ENV_SIZE = 8
+"""Number of environments that the functions of suites build if the caller leaves `vec_env_size` out."""
 DEFAULT = "classic"
 """Suite whose presets apply to environments that belong to no suite."""
 

@@ -98,7 +98,7 @@ class Recorder:
     """
 
     def __init__(
-        self, log_dir: Path, *, tensorboard: bool = True, after: int | None = None,
+        self, log_dir: Path, *, tensorboard: bool, after: int | None = None,
         resumed: Mapping[str, object] | None = None,
     ) -> None:
         self._file = AppendedFile(log_dir / METRICS_FILE, resumed)

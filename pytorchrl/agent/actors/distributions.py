@@ -264,7 +264,7 @@ class Gaussian(Distribution):
     """n independent normal distributions. Params: means, then log standard deviations, (..., 2n).
 
     Actions are stored as drawn; the environment receives a copy that is clipped to the bounds. The log standard
-    deviations are parameters of this module and do not depend on the observation.
+    deviations are parameters of this module and do not depend on the observation; the actor initializes them.
     """
 
     low: Tensor
@@ -272,11 +272,11 @@ class Gaussian(Distribution):
     high: Tensor
     """(*action_shape,) float32 upper bounds; see `inner_bounds`."""
 
-    def __init__(self, space: gym.spaces.Box, log_std_init: float = 0.0) -> None:
+    def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__()
         self.action_shape = tuple(space.shape)
         self.num_outputs = math.prod(self.action_shape)
-        self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
+        self.log_std = nn.Parameter(torch.zeros(self.num_outputs))
         low, high = inner_bounds(space)
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)

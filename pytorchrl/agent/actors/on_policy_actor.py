@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,12 +13,9 @@ from typing_extensions import override
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.distributions import Gaussian, distribution_of
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, is_linear, linear
-from pytorchrl.agent.actors.memory import MEMORIES
-from pytorchrl.agent.actors.trunk import EXTRACTOR_HELP, NORMALIZE_OBS_HELP, RECURRENT_SIZE_HELP, Trunk, check_extractor
+from pytorchrl.agent.actors.trunk import MemoryOptions, Trunk, TrunkOptions
 from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_features, check_output, overrides, violation
 from pytorchrl.agent.data import Evaluated, Obs
-from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
-from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.support.untyped import OptionValue, UserPart
 
@@ -51,19 +47,14 @@ class OnPolicyActor(Actor):
     is_shared: bool = False
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
+    class Options(MemoryOptions, TrunkOptions):
         """Options of `OnPolicyActor`."""
 
-        observation_space: OptionValue = option(  # checked and replaced by `flatten_space`
-            help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
         action_space: OptionValue = option(  # checked and replaced by `flatten_action_space`
             help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
-        feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option(
             (64, 64), help="Units of each fully connected layer over vectors.", low=1)
         activation: str = option("tanh", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))
-        recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
-        recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         shared_policy_value_network: bool | None = option(
             None, help="Whether the policy and the value share the extractor and the memory; None means yes if any "
                        "leaf is an image, otherwise no.")
@@ -72,20 +63,13 @@ class OnPolicyActor(Actor):
             help="Gain of the initial weights of the policy head. A small gain makes the initial policy almost uniform "
                  "(or a Gaussian with a mean near 0); with a gain of 1.0, learning is faster if there are few updates.")
         log_std_init: float = option(0.0, help="Initial log standard deviation of a Gaussian policy.")
-        normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
         normalize_reward: bool = option(
             False, help="Divide rewards by the running standard deviation of discounted returns.")
-        checkpoint: str | None = option(
-            None, help="Saved model from which the weights and normalizers are initialized.")
 
         def __post_init__(self) -> None:
-            """Flatten the spaces, and refuse unsupported spaces or an extractor that does not fit them."""
+            """Flatten the spaces; refuse a space of actions that has no distribution."""
             super().__post_init__()
-            object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
-            # Networks number actions from 0; the environments add the `start` of the space.
-            object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             distribution_of(self.action_space)
-            check_extractor(self.feature_extractor, self.observation_space)
 
     def __init__(self, options: OnPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the networks from `seed`, then load the checkpoint if one is given.

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pytorchrl.agent.actors.distributions import check_mask
-from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
-from pytorchrl.agent.actors.trunk import RECURRENT_SIZE_HELP
+from pytorchrl.agent.actors.trunk import MemoryOptions
 from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
@@ -40,16 +39,13 @@ class QActor(ReplayActor):
         *ReplayActor.network_options, "dueling", "noisy", "recurrent_net", "recurrent_size")
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ReplayActor.Options):
+    class Options(MemoryOptions, ReplayActor.Options):
         """Options of `QActor`."""
 
         dueling: bool = option(
             False, help="Use one head for the value of a state and another for the advantages of actions.")
         noisy: bool = option(
             False, help="Add noise with a learned scale to the parameters of the heads, to explore without epsilon.")
-        recurrent_net: str | None = option(
-            None, help="Memory after the extractor, for R2D2.", choices=(None, *MEMORIES))
-        recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         prev_action_reward: bool = option(
             False, help="Add the previous action and reward to the inputs of the memory; both are 0 at the start of an "
                         "episode.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -19,13 +18,10 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
-from pytorchrl.agent.actors.trunk import EXTRACTOR_HELP, NORMALIZE_OBS_HELP, NetworkOptions, Trunk, check_extractor
+from pytorchrl.agent.actors.trunk import NetworkOptions, Trunk, TrunkOptions
 from pytorchrl.agent.data import Obs
-from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.noise import NoiseSource, standard_normal
-from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
-from pytorchrl.support.untyped import OptionValue
 
 _NOISE_SCALE = 0.5
 """Initial sigma of a noisy layer, before division by sqrt(number of inputs): Fortunato et al. 2018, section 3.2."""
@@ -45,26 +41,11 @@ class ReplayActor(Actor):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
+    class Options(TrunkOptions):
         """Options of all actors of replay algorithms."""
 
-        observation_space: OptionValue = option(  # checked and replaced by `flatten_space`
-            help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
-        action_space: OptionValue = option(help="Space of the actions.")  # replaced by `flatten_action_space`
-        feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
         activation: str = option("relu", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))
-        normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
-        checkpoint: str | None = option(
-            None, help="Saved model from which the acting networks and normalizers are initialized.")
-
-        def __post_init__(self) -> None:
-            """Flatten the spaces; refuse unsupported spaces, and an extractor that does not fit the observations."""
-            super().__post_init__()
-            object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
-            # Networks number actions from 0; the environments add the `start` of the space.
-            object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
-            check_extractor(self.feature_extractor, self.observation_space)
 
     @abstractmethod
     def networks(self) -> dict[str, nn.Module]:

@@ -6,6 +6,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import gymnasium as gym
@@ -17,24 +18,50 @@ from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
 from pytorchrl.agent.env.images import MIN_IMAGE_SIZE
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
+from pytorchrl.agent.options import Factory, Options, option
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.support.untyped import OptionValue
 
 LeafSpaces = Mapping[str, gym.Space[object]]
 
 _IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala": ImpalaCNN, "fixup": FixupCNN}
 _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
 
-EXTRACTOR_HELP = (
-    "auto (cnn for images of at least 36 x 36 pixels, impala for smaller images, otherwise mlp), mlp, cnn, impala or "
-    "fixup; or a callable that takes a space (a dictionary of spaces if there are several leaves) and returns a module "
-    "with out_features.")
-"""Help text of the option `feature_extractor`."""
-NORMALIZE_OBS_HELP = "Normalize observations, except images, by their running mean and standard deviation."
-"""Help text of the option `normalize_obs`."""
-RECURRENT_SIZE_HELP = "Units of the memory; None means 256 for gru and 512 for lstm."
-"""Help text of the option `recurrent_size`."""
+
+@dataclass(frozen=True, kw_only=True)
+class TrunkOptions(Options):
+    """Options of all actors with one policy; a subclass adds `hidden_sizes` and `activation`."""
+
+    observation_space: OptionValue = option(  # checked and replaced by `flatten_space`
+        help="A gymnasium space, or a mapping leaf -> space, as environment factories return it.")
+    action_space: OptionValue = option(help="Space of the actions.")  # replaced by `flatten_action_space`
+    feature_extractor: str | Callable[..., object] = option(
+        "auto", help="auto (cnn for images of at least 36 x 36 pixels, impala for smaller images, otherwise mlp), mlp, "
+        "cnn, impala or fixup; or a callable that takes a space (a dictionary of spaces if there are several leaves) "
+        "and returns a module with out_features.")
+    normalize_obs: bool = option(
+        False, help="Normalize observations, except images, by their running mean and standard deviation.")
+    checkpoint: str | None = option(
+        None, help="Saved model from which the acting networks and normalizers are initialized.")
+
+    def __post_init__(self) -> None:
+        """Flatten the spaces; refuse unsupported spaces, and an extractor that does not fit the observations."""
+        super().__post_init__()
+        object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
+        # Networks number actions from 0; the environments add the `start` of the space.
+        object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
+        check_extractor(self.feature_extractor, self.observation_space)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(Options):
+    """Options of actors that may have memory."""
+
+    recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
+    recurrent_size: int | None = option(
+        None, help="Units of the memory; None means 256 for gru and 512 for lstm.", low=1)
 
 
 class NetworkOptions(Protocol):

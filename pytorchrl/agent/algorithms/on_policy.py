@@ -76,8 +76,6 @@ class OnPolicyAlgorithm(Algorithm):
         entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         advantage_normalization: str = option(
             "minibatch", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
-        compile: bool = option(
-            False, help="Compile the loss and its gradient into one graph of kernels; the first update is then slow.")
 
     learns_from = DataKind.ROLLOUTS
     actor_class: ClassVar[type[nn.Module]] = OnPolicyActor

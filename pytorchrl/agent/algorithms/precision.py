@@ -34,12 +34,15 @@ _LARGEST_SHARE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionOptions(Options):
-    """The option of all algorithms whose networks can compute in bfloat16."""
+    """The options of all algorithms whose networks can compute in bfloat16 and can be compiled."""
 
     mixed_precision: bool | str = option(
         False, choices=(False, True, AUTO),
         help="Run networks in bfloat16; parameters stay float32. With auto, the scheme measures once, when it starts, "
              "whether a gradient is faster in bfloat16; an algorithm without a scheme then computes in float32.")
+    compile: bool = option(
+        False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
+                    "and needs a C++ compiler.")
 
     @property
     def is_mixed(self) -> bool:

@@ -24,7 +24,6 @@ from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import START, TARGET_UPDATE_INTERVAL_HELP
 from pytorchrl.agent.data import PREVIOUS, ActingStep, Arrays, DataKind, Obs, SequenceBatch
 from pytorchrl.agent.options import option
-from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import RolloutSequenceBuffer, SequenceBuffer
 
 RESCALING_EPS = 1e-3
@@ -73,7 +72,6 @@ class R2D2(DQN):
         adam_eps: float = option(
             1e-3, help="Epsilon of Adam and AdamW, added outside the square root.", low=0.0, exclusive=True)
         gamma: float = option(0.997, help="Discount of rewards.", low=0.0, high=1.0)
-        lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
         loss: str = option(
             "mse", help="Loss of a TD error: mse (half the square) or huber (half the square up to 1, linear beyond).",
             choices=("huber", "mse"))

@@ -74,9 +74,6 @@ class ReplayAlgorithm(Algorithm):
         mini_batch_size: int = option(256, help="Transitions per batch.", low=1)
         polyak: float = option(0.995, help=POLYAK_HELP, low=0.0, high=1.0)
         target_update_interval: int = option(1, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
-        compile: bool = option(
-            False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
-                        "and needs a C++ compiler.")
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse a `polyak` of 1, with which target networks would never change."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.statistics import Monitor
+from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.untyped import OptionsOfSubclass
+from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker, in_file_name
 
 # Environments get the upper 31 of a seed's 63 bits, because ALE and EnvPool store seeds as signed 32-bit integers.
@@ -22,24 +25,43 @@ _SEED_SHIFT = 32
 _LARGE = 2.0**17
 
 
-def check_common_options(options: OptionsOfSubclass) -> None:  # options of VecEnv or of MultiAgentVecEnv
-    """Raise `ConfigError` if `reward_transform`, `log_dir`, a wrapper or a keyword argument is invalid."""
-    transform = options.reward_transform
-    if isinstance(transform, str) and transform not in ("sign", "clip"):
-        raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {transform!r}")
-    if isinstance(options.log_dir, str) and not options.log_dir:
-        raise ConfigError("log_dir must be a folder or None, got an empty string")
-    for name in ("env_kwargs", "test_env_kwargs"):
-        for key, value in getattr(options, name).items():
-            try:
-                copy.deepcopy(value)
-            except Exception as failure:  # noqa: PERF203 - there are few entries, and the error names one
-                raise ConfigError(
-                    f"{name}[{key!r}] cannot be copied ({describe(failure)}), and every environment gets its own copy; "
-                    "create it in the environment's constructor") from failure
-    for wrapper in options.wrappers:
-        if not callable(wrapper):
-            raise ConfigError(f"wrappers must be functions that take and return an environment, got {wrapper!r}")
+@dataclass(frozen=True, kw_only=True)
+class CommonEnvOptions(Options):
+    """Settings of vectors of environments with one agent or with several agents."""
+
+    env_fn: OptionValue = option(help="What builds one environment.")
+    env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
+    test_env_kwargs: EnvKwargs = option(
+        default_factory=dict, help="Keyword arguments that override entries of env_kwargs in evaluations.")
+    vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
+    max_episode_steps: int | None = option(None, help="Number of steps after which an episode is truncated.", low=1)
+    wrappers: tuple[OptionValue, ...] = option(  # `EnvWrapper`s, checked below
+        (), help="Functions that take and return an environment, applied in order.")
+    reward_transform: str | float | None = option(
+        None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
+        "rewards.")
+    log_dir: str | None = option(
+        None, help="Folder in which each worker writes its finished episodes to a CSV file.")
+
+    def __post_init__(self) -> None:
+        """Check each field, and refuse values that cannot be copied or called."""
+        super().__post_init__()
+        transform = self.reward_transform
+        if isinstance(transform, str) and transform not in ("sign", "clip"):
+            raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {transform!r}")
+        if isinstance(self.log_dir, str) and not self.log_dir:
+            raise ConfigError("log_dir must be a folder or None, got an empty string")
+        for name in ("env_kwargs", "test_env_kwargs"):
+            for key, value in getattr(self, name).items():
+                try:
+                    copy.deepcopy(value)
+                except Exception as failure:  # noqa: PERF203 - there are few entries, and the error names one
+                    raise ConfigError(
+                        f"{name}[{key!r}] cannot be copied ({describe(failure)}), and every environment gets its own "
+                        "copy; create it in the environment's constructor") from failure
+        for wrapper in self.wrappers:
+            if not callable(wrapper):
+                raise ConfigError(f"wrappers must be functions that take and return an environment, got {wrapper!r}")
 
 
 def is_training_mode(mode: str) -> bool:

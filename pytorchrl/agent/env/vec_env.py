@@ -17,7 +17,7 @@ from pytorchrl.agent.env.aliases import AnySpace, EnvFn, EnvKwargs, Info, Observ
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
 from pytorchrl.agent.env.backends import InProcessVectorEnv, build_vector, close_vector, reset_vector
 from pytorchrl.agent.env.common import (
-    check_common_options,
+    CommonEnvOptions,
     env_seeds,
     is_large,
     is_training_mode,
@@ -32,7 +32,6 @@ from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_star
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
-from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, Problem
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
@@ -76,16 +75,12 @@ class VecEnv(Part):
     home: ClassVar[str] = "environments"
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
+    class Options(CommonEnvOptions):
         """Settings of a `VecEnv`."""
 
         env_fn: OptionValue = option(  # `EnvFn`, checked below
             help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment "
             "(or, if it takes num_envs, a vector environment).")
-        env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
-        test_env_kwargs: EnvKwargs = option(
-            default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
-        vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         backend: str = option(
             "auto", help="Method of stepping the environments. auto uses the native vector environment if one exists, "
             "else sync. For fewer than 4 of Gymnasium's classic control environments (such as CartPole), auto uses "
@@ -95,13 +90,7 @@ class VecEnv(Part):
             "auto", help="When a new episode starts: same_step in the step that ends the previous episode, next_step "
             "in the step after it. auto uses same_step if the environment supports it, else next_step.",
             choices=("auto", "same_step", "next_step"))
-        max_episode_steps: int | None = option(None, help="Number of steps after which an episode is truncated.", low=1)
         frame_stack: int = option(1, help="Number of most recent observations concatenated into one.", low=1)
-        wrappers: tuple[OptionValue, ...] = option(  # `EnvWrapper`s, checked below
-            (), help="Functions that take and return an environment, applied in order.")
-        reward_transform: str | float | None = option(
-            None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
-            "rewards.")
         end_on_life_loss: bool = option(
             False, help="Whether a decrease of info['lives'] is a termination for learners; the game continues.")
         on_env_error: str = option(
@@ -118,8 +107,6 @@ class VecEnv(Part):
         keep_float64: bool | None = option(
             None, help="Whether float64 observations stay float64, which doubles their memory. None keeps float64 if "
             "the first observation contains a value above 131072, where float32 has at most six binary places.")
-        log_dir: str | None = option(
-            None, help="Folder in which each worker writes its finished episodes to a CSV file.")
         info_keywords: tuple[str, ...] = option(
             (), help="Entries of an episode's last info that are written to the CSV file.")
 
@@ -130,7 +117,6 @@ class VecEnv(Part):
                 raise ConfigError(
                     f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
                     "pass the function, not its result")
-            check_common_options(self)
             if clash := set(self.info_keywords) & set(Monitor.COLUMNS):
                 raise ConfigError(
                     f"info_keywords must differ from the columns {list(Monitor.COLUMNS)}, got {sorted(clash)}")
@@ -147,7 +133,8 @@ class VecEnv(Part):
     @brief_errors
     @checked_names
     def create_factory(
-        cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, **options: OptionValue,
+        cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = Options.vec_env_size,
+        **options: OptionValue,
     ) -> EnvFactory:
         """Return a factory of `VecEnv` objects; build and close one environment to find its spaces.
 

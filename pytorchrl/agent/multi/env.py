@@ -15,7 +15,7 @@ import numpy as np
 from pytorchrl.agent.data import Arrays, Episode
 from pytorchrl.agent.env.aliases import Action, EnvFn, EnvKwargs, Observation
 from pytorchrl.agent.env.common import (
-    check_common_options,
+    CommonEnvOptions,
     env_seeds,
     is_training_mode,
     open_monitor,
@@ -35,7 +35,6 @@ from pytorchrl.agent.multi.building import (
 from pytorchrl.agent.multi.columns import ColumnsStep, PolicyColumns
 from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.names import checked_names
-from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
@@ -69,24 +68,12 @@ class MultiAgentVecEnv(VecEnv):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
+    class Options(CommonEnvOptions):
         """Settings of environments with several agents."""
 
         env_fn: OptionValue = option(  # a function or a string, checked below
             help="Function of keyword arguments that builds one environment with PettingZoo's parallel API, or the "
             "name of a module with `parallel_env`, such as 'mpe2.simple_spread_v3'.")
-        env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
-        test_env_kwargs: EnvKwargs = option(
-            default_factory=dict, help="Keyword arguments that override entries of env_kwargs in evaluations.")
-        vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
-        max_episode_steps: int | None = option(
-            None, help="Number of steps after which all agents are truncated.", low=1)
-        wrappers: tuple[OptionValue, ...] = option(  # functions, checked below
-            (), help="Functions from environment to environment, applied in order.")
-        reward_transform: str | float | None = option(
-            None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
-            "rewards.")
-        log_dir: str | None = option(None, help="Folder for the CSV files of finished episodes, one per worker.")
         agents: dict[str, tuple[str, ...]] = option(
             default_factory=dict, help="Policy -> agents of the policy, which create_factory derives from policy_of.")
 
@@ -96,13 +83,12 @@ class MultiAgentVecEnv(VecEnv):
             if not (isinstance(self.env_fn, str) or callable(self.env_fn)):
                 raise ConfigError(f"env_fn must be a function or the module of an environment, got {self.env_fn!r}; "
                                   "pass the function, not its result")
-            check_common_options(self)
 
     @classmethod
     @brief_errors
     @checked_names
     def create_factory(
-        cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, *,
+        cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = Options.vec_env_size, *,
         policy_of: PolicyOf = None, **options: OptionValue,
     ) -> MultiAgentEnvFactory:
         """Build one environment to find the agents and their spaces, and return a factory of vectors of environments.

@@ -40,8 +40,8 @@ def gae(
 
 
 def vtrace(  # noqa: PLR0913 - the terms of the formula
-    rollout: RolloutData, logp: Tensor, value: Tensor, final_value: Tensor, gamma: float, *, rho_bar: float = 1.0,
-    c_bar: float = 1.0, vtrace_lambda: float = 1.0, reward: np.ndarray | None = None,
+    rollout: RolloutData, logp: Tensor, value: Tensor, final_value: Tensor, gamma: float, *, rho_bar: float,
+    c_bar: float, vtrace_lambda: float, reward: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return V-trace advantages and targets (Espeholt et al. 2018, eq. 1 and section 4.2), computed in float64.
 

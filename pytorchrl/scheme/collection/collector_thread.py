@@ -27,10 +27,11 @@ from pytorchrl.scheme.collection.strategies import (
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
-from pytorchrl.scheme.options.base import ASYNC, Communication, Execution, options_of
+from pytorchrl.scheme.options.base import ASYNC, DEFAULT_EXECUTION, Communication, Execution, options_of
 from pytorchrl.scheme.options.collection import (
     AsynchronousCollection,
     Collection,
+    CollectionPattern,
     CollectorOptions,
     SynchronousCollection,
 )
@@ -104,7 +105,8 @@ class CollectorThread(threading.Thread):
 
     def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
-                 col_communication: Communication | str = "synchronous", col_execution: Execution | str = "Central",
+                 col_communication: Communication | str = CollectionPattern.col_communication,
+                 col_execution: Execution | str = DEFAULT_EXECUTION,
                  broadcast_interval: int = OnArrival.Options.broadcast_interval, *,
                  setup: CollectorSetup | None = None) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)

@@ -38,8 +38,8 @@ class WeightBroadcast:
     """
 
     def __init__(self, local_worker: CWorker, workers: Sequence[Handle[CWorker]], runtime: Runtime, watch: Stopwatch, *,
-                 broadcast_interval: int = 1, max_weight_sync_delay: int | None = None,
-                 compression: Compression | None = None) -> None:
+                 broadcast_interval: int, max_weight_sync_delay: int | None,
+                 compression: Compression | None) -> None:
         self.local_worker, self.watch, self._journal = local_worker, watch, local_worker.journal
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)

@@ -25,8 +25,9 @@ from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors
 from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.gradients.worker_stats import timed
 from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
-from pytorchrl.scheme.options.base import ASYNC, SYNC, Communication, Execution
-from pytorchrl.scheme.options.gradients import GWorkerOptions
+from pytorchrl.scheme.options.base import ASYNC, DEFAULT_EXECUTION, SYNC, Communication, Execution
+from pytorchrl.scheme.options.collection import CollectionPattern
+from pytorchrl.scheme.options.gradients import GWorkerOptions, GWorkerSetOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
@@ -93,8 +94,9 @@ class GWorker(Worker):
     Options: TypeAlias = GWorkerOptions
 
     def __init__(self, index_worker: int, col_workers_factory: CWorkerSetFactory | GWorkerRecipe,  # noqa: PLR0913
-                 col_communication: Communication | str = "synchronous", compress_grads_to_send: bool | str = False,
-                 col_execution: Execution | str = "Central",
+                 col_communication: Communication | str = CollectionPattern.col_communication,
+                 compress_grads_to_send: bool | str = GWorkerSetOptions.compress_grads_to_send,
+                 col_execution: Execution | str = DEFAULT_EXECUTION,
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
                  initial_weights: Weights | None = None, device: str | None = None, *,
                  context: Context | None = None) -> None:

@@ -19,6 +19,7 @@ from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.options.base import (
     ASYNC,
+    DEFAULT_EXECUTION,
     PARALLEL,
     SYNC,
     Communication,
@@ -142,7 +143,7 @@ class GWorkerSet(WorkerSet[GWorker]):
     @brief_errors
     def create_factory(cls, num_workers: int, col_workers_factory: CWorkerSetFactory,
                        col_fraction_workers: float = Barrier.Options.col_fraction_workers,
-                       col_execution: Execution | str = "Central",
+                       col_execution: Execution | str = DEFAULT_EXECUTION,
                        col_communication: Communication | str = CollectionPattern.col_communication,
                        compress_grads_to_send: bool | str = Options.compress_grads_to_send,
                        grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,

@@ -36,8 +36,7 @@ class TrainBatchBuilder:
         seed: Seed of the random draws.
     """
 
-    def __init__(self, size: int | None = None, replay_proportion: float = 0.0, replay_slots: int = 0,
-                 seed: int = 0) -> None:
+    def __init__(self, size: int | None, replay_proportion: float, replay_slots: int, seed: int) -> None:
         self._size, self._proportion, self._num_slots = size, replay_proportion, replay_slots
         self._rng = random.Random(f"old rollouts {seed}")
         self._slots: list[Rollout] = []

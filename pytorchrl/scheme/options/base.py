@@ -54,6 +54,9 @@ class Execution(_Choice):
 
 SYNC, ASYNC = Communication.SYNC, Communication.ASYNC
 CENTRAL, PARALLEL = Execution.CENTRAL, Execution.PARALLEL
+DEFAULT_EXECUTION = CENTRAL
+"""Where operations run if the user of a worker class leaves `col_execution` or `grad_execution` out. Options of a
+`Scheme` have the default None, which depends on the number of workers."""
 
 
 def check_execution(level: str, execution: Execution | str, num_workers: int) -> Execution:

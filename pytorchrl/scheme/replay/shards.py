@@ -59,7 +59,7 @@ class Shards:
 
     def __init__(self, workers: RWorkerSet, ledger: Ledger, options: RWorkerSet.Options,  # noqa: PLR0913
                  supervision: Supervisor.Options | None = None, *, batch_size: int, batch_steps: int | None = None,
-                 num_passes: int = 1, timeout_s: float = 300.0, seed: int = 0, version: Callable[[],
+                 num_passes: int, timeout_s: float, seed: int = 0, version: Callable[[],
                      int] = lambda: 0) -> None:
         self._runtime, self._handles, self._timeout_s, self._version = (
             workers.runtime, workers.remote_workers(), timeout_s, version)

@@ -17,7 +17,7 @@ from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.options.base import Execution
+from pytorchrl.scheme.options.base import DEFAULT_EXECUTION, Execution
 from pytorchrl.scheme.options.collection import SynchronousCollection
 from pytorchrl.scheme.options.settings import gradients_of
 from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, GradientKind, UWorkerOptions
@@ -150,7 +150,7 @@ class UWorker(Worker):
     Options: TypeAlias = UWorkerOptions
 
     def __init__(self, grad_workers_factory: GWorkerSetFactory, index_worker: int = 0, *,  # noqa: PLR0913
-                 grad_execution: Execution | str = "Central", options: Options | None = None,
+                 grad_execution: Execution | str = DEFAULT_EXECUTION, options: Options | None = None,
                  gradients: GradientKind | None = None, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int | None = None, record: RecordWriter | None = None,
                  replay: RunRecord | None = None) -> None:

@@ -49,7 +49,7 @@ def test_plain_values(value, expected):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_gets_every_number(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    recorder = Recorder(tmp_path)
+    recorder = Recorder(tmp_path, tensorboard=True)
     recorder.write({"env_steps": 10, "algorithm": {"loss": 0.25, "kl": math.nan}, "seed": None})
     recorder.close()
     events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
@@ -59,7 +59,7 @@ def test_tensorboard_gets_every_number(tmp_path):
 
 def test_without_tensorboard_json_lines_are_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    recorder = Recorder(tmp_path)
+    recorder = Recorder(tmp_path, tensorboard=True)
     recorder.write({"env_steps": 10})
     recorder.close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

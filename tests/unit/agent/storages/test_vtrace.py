@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from pytorchrl.agent.algorithms import APPO, IMPALA, PPO
 from pytorchrl.agent.data import RolloutData, Step
 from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import GAEBuffer, VTraceBuffer
-from pytorchrl.agent.storages.returns import gae, vtrace
+from pytorchrl.agent.storages import returns
+from pytorchrl.agent.storages.returns import gae
 from pytorchrl.errors import ConfigError
 from tests.conftest import seeds
 
+vtrace = functools.partial(returns.vtrace, rho_bar=1.0, c_bar=1.0, vtrace_lambda=1.0)
 GRU = {"recurrent_net": "gru", "recurrent_size": 5}
 LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_value_network": True}
 

@@ -14,9 +14,13 @@ def make_rollout(number, num_steps=50, num_resets=0):
                                        weights_version=number, worker=1, sequence=number))
 
 
+def builder_of(size, replay_proportion=0.0, replay_slots=0, seed=0):
+    return TrainBatchBuilder(size, replay_proportion, replay_slots, seed)
+
+
 @pytest.mark.parametrize(("rollout", "expected"), [(50, 500), (60, 540), (512, 512)])
 def test_a_train_batch_has_enough_whole_rollouts(rollout, expected):
-    batches = TrainBatchBuilder(500)
+    batches = builder_of(500)
     items = [item for number in range(60) for item in batches.add([make_rollout(number, rollout)], 3)]
     assert {item.num_steps for item in items} == {expected}
     versions = [part.rollout.header.weights_version for item in items for part in item.rollouts]
@@ -26,12 +30,12 @@ def test_a_train_batch_has_enough_whole_rollouts(rollout, expected):
 
 def test_reset_steps_do_not_add_rollouts_to_a_train_batch():
     """Check that reset steps count toward the size of a train batch, but are not counted as env steps."""
-    items = list(TrainBatchBuilder(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
+    items = list(builder_of(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
     assert [(item.size, item.num_steps) for item in items] == [(100, 99), (100, 95), (100, 91)]
 
 
 def test_rollouts_that_arrive_together_are_a_train_batch_by_default():
-    (item,) = TrainBatchBuilder().add([make_rollout(1), make_rollout(2)], 4)
+    (item,) = builder_of(None).add([make_rollout(1), make_rollout(2)], 4)
     assert [(part.rollout.header.weights_version, part.version_queued) for part in item.rollouts] == [(1, 4), (2, 4)]
 
 
@@ -39,7 +43,7 @@ def test_rollouts_that_arrive_together_are_a_train_batch_by_default():
                                                    (0.3, "NNNNRNNNRNNNR")])
 def test_old_rollouts_are_mixed_in(proportion, kinds):
     """Check the order of new (N) and old (R) rollouts after the first train batch, which has two new rollouts."""
-    batches = TrainBatchBuilder(100, proportion, 4, seed=3)
+    batches = builder_of(100, proportion, 4, seed=3)
     parts = [part for number in range(200) for item in batches.add([make_rollout(number)], 0) for part in item.rollouts]
     assert [part.is_old for part in parts[:2]] == [False, False]
     assert "".join("NR"[part.is_old] for part in parts[2:2 + len(kinds)]) == kinds

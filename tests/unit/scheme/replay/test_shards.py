@@ -57,7 +57,7 @@ class Side:
         self.shards = Shards(
             self.workers, self.ledger, Shards.Options(**options),
             Supervisor.Options(on_worker_failure=policy, worker_timeout_s=5.0),
-            **{"batch_size": 16, "timeout_s": 20.0, "seed": seed} | own)
+            **{"batch_size": 16, "num_passes": 1, "timeout_s": 20.0, "seed": seed} | own)
         self.workers.wait_ready()
         self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
         self.runtime.start_thread(self.collector)
