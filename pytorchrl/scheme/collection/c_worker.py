@@ -174,7 +174,8 @@ class CWorker(Worker):
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
         self._envs_restarted = 0  # number of environments that were restarted before the latest `reseed`
         self.version = 0
-        # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
+        # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update. See
+        # `invariant` for the relation of `version` and `_snapshot`.
         self.journal = context.journal or Journal()
         self._snapshot: Weights | None = None
         self._now = runtime.now
@@ -192,6 +193,10 @@ class CWorker(Worker):
         self._reset_pending = True
         if context.initial_weights is not None:
             self.set_weights(context.initial_weights)
+
+    def invariant(self) -> bool:
+        """Return whether the snapshot of the weights is not newer than the weights, which holds after every event."""
+        return self._snapshot is None or self._snapshot.version <= self.version
 
     @property
     def collected_steps(self) -> int:

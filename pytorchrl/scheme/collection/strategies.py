@@ -201,7 +201,8 @@ class RemoteStrategy(CollectionStrategy, Generic[W, A]):
         self._workers, self._runtime, self._supervisor, self._weights = workers, runtime, supervisor, weights
         self._journal = weights.local_worker.journal
         self._num_asked = len(workers)  # workers from this index on are leaving
-        # Other threads use `_in_flight` only after the collector thread has ended.
+        # Owner: the collector thread; other threads use `_in_flight` only after it has ended. `invariant` of a subclass
+        # states how many requests a worker may have.
         self._in_flight: Requests[A] = Requests(
             runtime, supervisor, self._journal, seconds_of, numbers_of, self._forget, self._request_replacement)
         self._is_draining = False
@@ -525,6 +526,10 @@ class OnArrival(_RemoteCollection):
         super().__init__(workers, runtime, supervisor, ledger, weights)
         self._col_in_flight, self._is_started = options.col_in_flight, False
 
+    def invariant(self) -> bool:
+        """Return whether no worker has more than `col_in_flight` requests, which holds after every event."""
+        return self._in_flight.at_most(self._col_in_flight)
+
     def step(self, deliver: Deliver) -> None:
         """Poll once: deliver finished rollouts, oldest request first, and request a new rollout after each delivery."""
         if not self._is_started:
@@ -564,6 +569,10 @@ class OnDemand(_RemoteCollection):
                  weights: WeightBroadcast, options: OnArrival.Options, may_request: Callable[[int], bool]) -> None:
         super().__init__(workers, runtime, supervisor, ledger, weights)
         self._col_in_flight, self._may_request = options.col_in_flight, may_request
+
+    def invariant(self) -> bool:
+        """Return whether no worker has more than `col_in_flight` requests, which holds after every event."""
+        return self._in_flight.at_most(self._col_in_flight)
 
     def step(self, deliver: Deliver) -> None:
         """Poll once: deliver finished rollouts, and make all allowed requests after each delivery."""

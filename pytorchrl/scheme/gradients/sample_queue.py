@@ -245,6 +245,7 @@ class SampleQueue(Destination):
                  options: SampleQueueOptions, train_batch_size: int | None = None) -> None:
         self._worker, self._journal, self._ledger, self._closing = worker, worker.journal, ledger, closing
         self._options = options
+        # The collector thread puts, the learner gets; see `invariant`.
         self.queue: queue.Queue[TrainBatch] = runtime.make_queue(options.queue_size)
         self._arrived, self._freed = runtime.make_event(), runtime.make_event()
         seed = worker.storage.generator.initial_seed()  # the seed differs between gradient workers
@@ -262,6 +263,10 @@ class SampleQueue(Destination):
         self._in_use_since: int | None = None  # learner's version at the latest `take`; None while the learner waits
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
+
+    def invariant(self) -> bool:
+        """Return whether the queue has at most `queue_size` train batches, which holds after every event."""
+        return self.queue.qsize() <= self._options.queue_size
 
     # Called by the collector thread
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -87,6 +87,10 @@ class Requests(Generic[R]):
     def owners(self) -> list[int]:
         """Return the index of the worker of each pending call."""
         return list(self._open.values())
+
+    def at_most(self, limit: int) -> bool:
+        """Return whether no worker has more than `limit` pending calls."""
+        return all(count <= limit for count in Counter(self._open.values()).values())
 
     def add(self, index: int, future: Future[R]) -> None:
         """Register `future`, a call that was sent to the worker with this index."""

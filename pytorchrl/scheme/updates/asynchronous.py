@@ -40,8 +40,7 @@ class AsynchronousUpdates(RemoteUpdates):
         super().__init__(tree)
         self._options = options
         self._moments = [PendingMoments() for _ in self._workers]
-        # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
-        # _waiting, _to_request (which is empty after send_requests()) and supervisor.gone.
+        # Owner of the next three attributes: the thread that makes updates. `invariant` relates them to `in_flight`.
         self._ready: deque[tuple[int, Gradients]] = deque()  # ready gradients, in the order of their requests
         # The gradients for the next update, by index of the worker, each with the factor for its lag.
         self._waiting: dict[int, tuple[Gradients, float]] = {}
@@ -68,6 +67,14 @@ class AsynchronousUpdates(RemoteUpdates):
             with self._statistics.timed("wait"):
                 self._take_ready()
         self._update()
+
+    def invariant(self) -> bool:
+        """Return whether each worker is in exactly one place, which holds after `send_requests` unless `error` is set.
+
+        The worker has a request in flight, its gradient is ready, its gradient waits for an update, or it is lost.
+        """
+        places = [*self.in_flight.owners(), *self.ready, *self.waiting, *self.supervisor.gone]
+        return sorted(places) == list(range(len(self._workers)))
 
     def start(self) -> None:
         """Plan a request to every worker that is not lost. Later calls do nothing until the next drain."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,10 @@ from pytorchrl import ASYNC, SYNC, Scheme
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.synthetic import SyntheticReplay, SyntheticStorage, synthetic_agent
 from pytorchrl.errors import InjectedFault, NonFiniteUpdateError
+from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
-from pytorchrl.scheme.collection.strategies import OnArrival
+from pytorchrl.scheme.collection.strategies import OnArrival, OnDemand
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 # Number of schedules of the thorough tests, enough to find each planted bug. Tests marked `chaos` run more schedules.
@@ -88,11 +90,15 @@ class Watch:
         for worker in self.workers(grad_workers):
             count = worker.algo.count.item()
             check_that(abs(count - worker.version) < 1e-6, "weights do not match their version:", worker.version, count)
+            check_that(worker.invariant(), "a snapshot is newer than the weights", worker.version)
         if self.settings["distribute_gradients"]:
             self.check_ranks()
         for worker in grad_workers:
-            waiting = worker.inqueue.qsize()
-            check_that(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
+            strategy, destination = worker.collector.strategy, worker.collector._destination
+            if isinstance(strategy, (OnArrival, OnDemand)):
+                check_that(strategy.invariant(), "a worker has more requests than col_in_flight allows")
+            if isinstance(destination, SampleQueue):
+                check_that(destination.invariant(), "there are", worker.inqueue.qsize(), "items in the queue")
 
     def check_ranks(self):
         """Check that the version of each rank equals the version of the scheme, or is one higher."""
@@ -148,11 +154,7 @@ class Watch:
     def check_chains(self):
         """Check that every gradient worker is computing, has a gradient ready, or is being replaced."""
         if self.is_chain and self.root.strategy.error is None:  # a worker that failed is idle
-            strategy = self.root.strategy
-            at_work = len(
-                strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
-            self.note(at_work == self.settings["num_grad_workers"], "a gradient worker is idle:", at_work,
-                      "are working")
+            self.note(self.root.strategy.invariant(), "a gradient worker is idle or has two requests")
 
     def check(self):
         if self.broken is not None:
@@ -350,6 +352,33 @@ def a_missed_wake_up(monkeypatch):
     monkeypatch.setattr(AsynchronousUpdates, "_request", request)
 
 
+def a_request_too_many(monkeypatch):
+    def step(self, deliver):
+        right(self, deliver)
+        if len(self._in_flight) > 1:
+            self._request(0)
+    right = OnArrival.step
+    monkeypatch.setattr(OnArrival, "step", step)
+
+
+def a_queue_without_a_bound(monkeypatch):
+    right = SampleQueue._put
+
+    def put(self, batch):
+        self.queue.maxsize = 0
+        right(self, batch)
+    monkeypatch.setattr(SampleQueue, "_put", put)
+
+
+def a_snapshot_of_newer_weights(monkeypatch):
+    right = CWorker.get_weights
+
+    def get_weights(self):
+        snapshot = self._snapshot = replace(right(self), version=self.version + 1)
+        return snapshot
+    monkeypatch.setattr(CWorker, "get_weights", get_weights)
+
+
 def a_stop_that_leaves_a_thread(monkeypatch):
     right = CollectorThread.interrupt
 
@@ -364,6 +393,9 @@ BUGS = {
     broadcast_after_resubmission: (15, "requested with weights"),
     a_rollout_counted_twice: (15, "learned too often|ledger does not balance"),
     a_missed_wake_up: (121, "a gradient worker is idle"),
+    a_request_too_many: (15, "more requests than col_in_flight allows"),
+    a_queue_without_a_bound: (15, "items in the queue"),
+    a_snapshot_of_newer_weights: (0, "a snapshot is newer than the weights"),
     a_stop_that_leaves_a_thread: (15, "waits for the end of CollectorThread"),
 }
 """Planted bug -> the first seed whose schedule shows it, and what the error says."""

@@ -165,12 +165,15 @@ def test_each_worker_has_col_in_flight_requests(col_in_flight):
     steps = []
     strategy = OnArrival(*_collaborators(workers, runtime, steps), OnArrival.Options(col_in_flight=col_in_flight))
     strategy.step(lambda item: steps.append("item"))
+    assert strategy.invariant()
     # Every request of worker 0 was answered, and followed by a new request.
     assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
     assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight
     # Weights are refreshed before the first requests, and later after each delivery, before the next request.
     assert steps[-2 * col_in_flight:] == ["item", "refresh"] * col_in_flight
     assert set(steps[:-2 * col_in_flight]) == {"refresh"}
+    strategy._request(0)
+    assert not strategy.invariant()
 
 
 @pytest.mark.parametrize("col_in_flight", [1, 3])
