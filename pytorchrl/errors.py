@@ -32,7 +32,7 @@
     ├ ExportError                       a policy cannot be exported
     ├ LedgerError                       the ledger of a scheme does not balance
     ├ ReplayError                       a replayed run differs from its record
-    ├ StoppedError                      a learner, scheme or worker was used after stop()
+    ├ StoppedError                      an object was used after stop() or close()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
     └ WeightsError                      weights do not fit the actor
 
@@ -201,7 +201,7 @@ class ReplayError(PyTorchRLError):
 
 
 class StoppedError(PyTorchRLError):
-    """The learner, scheme or worker has been stopped."""
+    """The learner, scheme or worker has been stopped, or the environments have been closed."""
 
 
 class CallOrderError(PyTorchRLError, RuntimeError):

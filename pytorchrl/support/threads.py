@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class State(enum.Enum):
-    """State of an object that is started once and stopped once, such as a `Learner`.
+    """State of an object that is started once and stopped once: a `Learner`, or a `VecEnv`, which `reset` starts.
 
     An object goes from NEW to RUNNING, and from there to STOPPED or FAILED. An object may also be stopped or fail
     before it has started.

@@ -32,7 +32,8 @@ from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_star
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
-from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, Problem
+from pytorchrl.errors import CallOrderError, ConfigError, EnvError, NonFiniteDataError, Problem, StoppedError
+from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker
@@ -185,9 +186,9 @@ class VecEnv(Part):
         self.num_envs = options.vec_env_size
         self._where = collection_worker(index_grad_worker, index_col_worker)
         self.seeds = env_seeds(seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
-        self._closed = False
-        self._failed = False
-        self._num_steps = -1
+        self._state = State.NEW
+        self._failed = False  # whether `close` must not wait for replies of the environments' processes
+        self._num_steps = 0
         self._restarts = Restarts(options.max_env_restarts, lambda: self._num_steps)
         self.vector, self.autoreset_mode = build_vector(Blueprint(
             env_fn=options.env_fn, env_kwargs=options.env_kwargs | ({} if is_training else options.test_env_kwargs),
@@ -243,18 +244,21 @@ class VecEnv(Part):
 
         Raises:
             EnvError: An environment raised an exception or violated Gymnasium's API.
+            StoppedError: The environments are closed.
         """
-        seeds = self.seeds if self._num_steps < 0 else None
+        if self._state is State.STOPPED:
+            self._refuse("reset")
+        seeds = self.seeds if self._state is State.NEW else None
         try:
             observations, info = reset_vector(self.vector, seeds)
         except USER_ERRORS as failure:
             self._fail("reset", failure)
-        if self._num_steps < 0:
-            self._num_steps = 0
+        if self._state is State.NEW:
             problem = observation_problem(self.vector.observation_space, observations)
             if problem:
                 raise EnvError(f"{self._where}: reset: {problem}")
             self._reader.adapt(observations)
+            self._state = State.RUNNING
         self._autoreset.reset()
         self._statistics.reset()
         self._lives = self._lives_in(info)
@@ -269,7 +273,11 @@ class VecEnv(Part):
         Raises:
             EnvError: An environment raised an exception, or `action` has the wrong shape.
             NonFiniteDataError: An action contains NaN or infinity.
+            CallOrderError: `reset` has not been called.
+            StoppedError: The environments are closed.
         """
+        if self._state is not State.RUNNING:
+            self._refuse("step")
         try:
             observations, reward, terminated, truncated, info = self.vector.step(self._outgoing(action))
         except USER_ERRORS as failure:
@@ -293,9 +301,9 @@ class VecEnv(Part):
 
     def close(self) -> None:
         """Close environments, processes and the monitor file; further calls have no effect."""
-        if self._closed:
+        if self._state is State.STOPPED:
             return
-        self._closed = True
+        self._state = State.STOPPED
         self._statistics.close()
         close_vector(self.vector, self._failed, self._where)
 
@@ -389,6 +397,13 @@ class VecEnv(Part):
             raise EnvError(f"{self._where}: step: {problem}")
         self._reader.adapt(observations)
 
+    def _refuse(self, call: str) -> NoReturn:
+        """Raise an error, because the environments are closed or because `reset` has not been called."""
+        if self._state is State.STOPPED:
+            raise StoppedError(f"{self._where}: {call}() was called after close(); build new environments by calling "
+                               "their factory")
+        raise CallOrderError(f"{self._where}: {call}() was called before reset(); call reset() first")
+
     def _fail(self, call: str, failure: BaseException) -> NoReturn:
         """Raise `failure` as an `EnvError` that names the worker and the environments."""
         reraise_of_signal(failure)
@@ -399,7 +414,7 @@ class VecEnv(Part):
             text = str(failure)
             raise EnvError(text if text.startswith(self._where) else f"{self._where}: {text}") from failure.__cause__
         raise EnvError(
-            f"{self._where}, environments 0 to {self.num_envs - 1}: {call} raised at step {max(0, self._num_steps)}, "
+            f"{self._where}, environments 0 to {self.num_envs - 1}: {call} raised at step {self._num_steps}, "
             f"seeds {self.seeds}: {describe(failure)}") from failure
 
 

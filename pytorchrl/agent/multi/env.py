@@ -37,6 +37,7 @@ from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
+from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.work import Work
@@ -136,7 +137,7 @@ class MultiAgentVecEnv(VecEnv):
         self.num_envs = options.vec_env_size
         self._where = collection_worker(index_grad_worker, index_col_worker)
         self.seeds = env_seeds(seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
-        self._is_seeded = False
+        self._state = State.NEW
         kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
         self.environments: list[ParallelEnv] = [
             build_parallel_env(options.env_fn, kwargs, options.wrappers, f"{self._where}, env {index}")
@@ -162,7 +163,6 @@ class MultiAgentVecEnv(VecEnv):
         self._agent_returns: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._checked: set[str] = set()  # agents whose first observation was checked
-        self._closed = False
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
@@ -180,11 +180,16 @@ class MultiAgentVecEnv(VecEnv):
         Returns:
             Observations (C, ...) by policy and leaf, and bool action masks (C, n) by policy; None for a policy whose
             agents have no masks.
+
+        Raises:
+            StoppedError: The environments are closed.
         """
+        if self._state is State.STOPPED:
+            self._refuse("reset")
         self._statistics.reset()
         for index in range(self.num_envs):
-            self._begin(index, None if self._is_seeded else self.seeds[index])
-        self._is_seeded = True
+            self._begin(index, self.seeds[index] if self._state is State.NEW else None)
+        self._state = State.RUNNING
         return ({policy: columns.obs for policy, columns in self._columns.items()},
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
@@ -194,7 +199,13 @@ class MultiAgentVecEnv(VecEnv):
         Args:
             action: Actions (C, ...) by policy. Continuous actions are float32; other actions are int64 and count
                 from 0. Actions of absent agents are ignored.
+
+        Raises:
+            CallOrderError: `reset` has not been called.
+            StoppedError: The environments are closed.
         """
+        if self._state is not State.RUNNING:
+            self._refuse("step")
         results = {policy: ColumnsStep(columns) for policy, columns in self._columns.items()}
         team = np.zeros(self.num_envs)
         ended, terminated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
@@ -273,7 +284,7 @@ class MultiAgentVecEnv(VecEnv):
             columns.allow_all(index)
             if own:
                 columns.write(own_columns, [obs[agent] for agent in own], [infos.get(agent, {}) for agent in own],
-                              is_first_reset=not self._is_seeded)
+                              is_first_reset=self._state is State.NEW)
             if results is not None:
                 new = [column for column, agent in zip(own_columns, own, strict=True) if agent not in acting]
                 results[policy].first[new] = True
@@ -331,9 +342,9 @@ class MultiAgentVecEnv(VecEnv):
 
     def close(self) -> None:
         """Close the environments and the monitor file; further calls have no effect."""
-        if self._closed:
+        if self._state is State.STOPPED:
             return
-        self._closed = True
+        self._state = State.STOPPED
         self._statistics.close()
         for index, env in enumerate(self.environments):
             close_and_log(env.close, f"{self._where}, env {index}")

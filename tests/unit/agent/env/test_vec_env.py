@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
+from pytorchrl.errors import CallOrderError, ConfigError, EnvError, NonFiniteDataError, StoppedError
 from tests.unit.agent.env.small_envs import EchoEnv, vector_of
 
 
@@ -185,6 +185,24 @@ def test_bad_actions_are_refused():
         env.step(bad)
     with pytest.raises(EnvError, match=r"expected actions of shape \(3, 2\), got \(3,\)"):
         env.step(np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("backend", ["auto", "sync", "async", "vector"])
+def test_calls_before_reset_and_after_close_are_refused(backend, caplog):
+    """Check that a refused call does not reach the environments, and that the environments can be used afterwards."""
+    env = VecEnv.create_factory("CartPole-v1", vec_env_size=2, backend=backend)(seed=1)
+    action = np.zeros(2, np.int64)
+    with pytest.raises(CallOrderError, match=r"CWorker 0: step\(\) was called before reset\(\); call reset\(\) first"):
+        env.step(action)
+    assert env.num_restarts == 0
+    env.reset()
+    env.step(action)
+    env.close()
+    for name, call in (("step", lambda: env.step(action)), ("reset", env.reset)):
+        with pytest.raises(StoppedError, match=rf"CWorker 0: {name}\(\) was called after close\(\); build new env"):
+            call()
+    env.close()
+    assert not caplog.records
 
 
 def lengths(num_steps=40, **options):

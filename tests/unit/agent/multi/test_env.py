@@ -11,7 +11,7 @@ import pytest
 
 from pytorchrl import MultiAgentVecEnv
 from pytorchrl.envs.testing import ChangingAgents, MatchingGame
-from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
+from pytorchrl.errors import CallOrderError, ConfigError, EnvError, NonFiniteDataError, StoppedError
 
 LIVES = ((0, 6), (0, 3), (2, 6))
 POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
@@ -197,6 +197,19 @@ def test_a_limit_truncates_all_agents():
     assert [(e.length, e.terminated) for e in step.episodes] == [(2, False)]
     assert step.parts["early"].final_obs["obs"][0, 2] == 2
     assert step.obs["early"]["obs"][0, 1:3].tolist() == [1, 0]
+
+
+def test_calls_before_reset_and_after_close_are_refused():
+    env = make()
+    with pytest.raises(CallOrderError, match=r"CWorker 0: step\(\) was called before reset\(\); call reset\(\) first"):
+        env.step(actions_of(env))
+    env.reset()
+    env.step(actions_of(env))
+    env.close()
+    for name, call in (("step", lambda: env.step(actions_of(env))), ("reset", env.reset)):
+        with pytest.raises(StoppedError, match=rf"CWorker 0: {name}\(\) was called after close\(\); build new env"):
+            call()
+    env.close()
 
 
 def test_only_the_first_reset_is_seeded_and_test_seeds_differ():
