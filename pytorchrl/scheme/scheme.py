@@ -320,10 +320,14 @@ class Scheme(Architectures):
 
         Raises:
             ConfigError: The timeout is not a positive number, or the run is recorded or replayed.
+            StoppedError: The scheme was stopped.
             Exception: The error that ended a worker or thread.
         """
         check_timeout(timeout_s)
-        if self._worker is not None and self._final is None:
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped, so nothing is left to drain; ledger() returns its final "
+                               "ledger")
+        if self._worker is not None:
             self._worker.drain(timeout_s)
         return self.ledger()
 

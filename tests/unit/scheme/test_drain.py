@@ -9,7 +9,7 @@ import pytest
 from pytorchrl import ASYNC, PPO, SYNC, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import ConfigError, InjectedFault
+from pytorchrl.errors import ConfigError, InjectedFault, StoppedError
 from pytorchrl.scheme.counters import WorkerCounters
 from tests.conftest import pairwise, seeds
 from tests.unit.scheme.conftest import PATTERNS
@@ -246,12 +246,14 @@ def test_normalizers_do_not_count_observations_of_dropped_batches(make_scheme, n
     assert scheme.acting_state()["obs_moments.0.count"] > 0
 
 
-def test_drain_before_the_start_and_after_the_end(make):
+def test_drain_before_the_start_has_no_effect_and_after_the_end_is_refused(make):
     scheme = make()
     assert scheme.drain()["collected"] == 0
     scheme.step()
     final = scheme.stop()
-    assert scheme.drain() == final
+    with pytest.raises(StoppedError, match=r"has been stopped, .* ledger\(\) returns its final ledger"):
+        scheme.drain()
+    assert scheme.ledger() == final
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, True, "60", float("inf")])
