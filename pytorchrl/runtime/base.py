@@ -163,7 +163,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call; after `timeout_s` seconds, return an outcome with a `WorkerLostError`."""
+        """Return the outcome of a call; after `timeout_s` seconds, return an outcome with a `WorkerLostError`.
+
+        A timeout does not change the call, which stays pending, so a later call of this method may return its value. A
+        caller that gives the worker up discards the future and kills the worker; the value is then dropped.
+        """
 
     @abstractmethod
     def put(self, value: T) -> T:

@@ -52,6 +52,17 @@ class Supervisor:
 
     The run also ends if a replacement waits too long for free resources.
 
+    Each worker is in one of four states:
+
+    - starting (in `_untried`): it has not returned any result yet,
+    - working (in none of the sets): it has returned a result since it was started,
+    - due (in `gone` and `_due`): it is lost, and will be replaced at the stored time, or
+    - missing (in `gone` only): it is lost and will not be replaced.
+
+    A call that takes too long (`hung`) makes its worker lost. `Requests` then discards the calls of this worker, so a
+    result that arrives late is neither returned nor counted. Between two calls of methods,
+    `not gone & _untried and _due.keys() <= gone and not gone & _since.keys()`.
+
     Args:
         workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
         replace: Function that kills the worker at an index of `workers` and starts a replacement.

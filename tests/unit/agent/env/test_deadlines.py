@@ -11,9 +11,9 @@ import pytest
 
 import pytorchrl
 from pytorchrl import VecEnv
-from pytorchrl.agent.env.deadlines import TimedEnv
+from pytorchrl.agent.env.deadlines import Calls, TimedEnv
 from pytorchrl.envs.testing import FaultyEnv
-from pytorchrl.errors import ConfigError, EnvError
+from pytorchrl.errors import ConfigError, EnvError, StoppedError
 
 LIMIT_S = 0.3
 
@@ -92,6 +92,28 @@ def test_a_call_that_hangs_is_named_with_its_stack(call):
     while Hanging.closed < (2 if call == "close" else 1) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert Hanging.closed >= 1
+
+
+def test_the_late_result_of_a_call_that_timed_out_is_dropped():
+    env = timed(seconds=LIMIT_S + 0.3)
+    with pytest.raises(TimeoutError, match="step has not returned"):
+        env.step(0)
+    assert env._state is Calls.TIMED_OUT
+    env._results.put(env._results.get(timeout=10))  # the late result has arrived
+    for name, call in (("step", lambda: env.step(0)), ("reset", env.reset)):
+        with pytest.raises(TimeoutError, match=f"{name} was called although an earlier call has not returned"):
+            call()
+    env.close()
+
+
+def test_calls_after_close_are_refused():
+    env = timed("none")
+    env.reset()
+    env.close()
+    with pytest.raises(StoppedError, match=r"step was called after close\(\); build a new environment"):
+        env.step(0)
+    env.close()
+    assert (env._state, Hanging.closed) == (Calls.CLOSED, 1)
 
 
 def test_a_constructor_that_hangs_is_an_error():

@@ -50,7 +50,12 @@ class Side:
         self.requests.add(index, self.handles[index].submit(Sleeper.answer, number, seconds))
 
     def poll(self, timeout_s=60.0):
-        return list(self.requests.poll(timeout_s))
+        found, supervisor = list(self.requests.poll(timeout_s)), self.supervisor
+        gone = supervisor.gone
+        assert not gone & supervisor._untried
+        assert supervisor._due.keys() <= gone
+        assert not gone & supervisor._since.keys()
+        return found
 
     def poll_all(self):
         found = []
@@ -129,6 +134,24 @@ def test_a_worker_without_an_answer_for_too_long_is_lost(make):
         assert side.poll(1.0) == []
     assert side.lost == [0]
     assert 20.0 <= side.runtime.now() <= 25.0
+
+
+def test_a_late_answer_of_a_worker_that_was_given_up_is_dropped_and_not_counted(make):
+    """Check a hung worker that cannot be killed, such as a thread, and that answers after it was replaced."""
+    side = make()
+    side.runtime.kill = lambda handle: False
+    side.ask(0, 1)
+    side.poll_all()
+    side.ask(0, 2, 30.0)
+    late = next(iter(side.requests._open))
+    while not side.replaced:
+        assert side.poll(1.0) == []
+    assert side.runtime.now() < 30.0
+    side.ask(0, 3, 20.0)
+    assert side.poll() == [(0, 3)]
+    assert side.runtime.outcome(late, 0.0).value == 2  # the late answer has arrived
+    assert (side.poll(0.0), len(side.requests)) == ([], 0)
+    assert side.supervisor._results == [1, 0, 0]
 
 
 def test_an_answer_that_waits_to_be_received_is_not_a_hang(make):
