@@ -238,6 +238,7 @@ class SampleQueue(Destination):
     Attributes:
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
+        peak: Largest number of train batches that the queue has contained so far.
         passes_cancelled: Number of canceled uses of train batches, not including the train batches in `num_dropped`.
     """
 
@@ -257,7 +258,7 @@ class SampleQueue(Destination):
         else:
             is_ramped = size > 1 if ramp is None else ramp
             self._buffer = RingBuffer(self._fetch, size, options.num_passes, 1 if is_ramped else options.num_passes)
-        self.num_dropped = self.passes_cancelled = 0
+        self.num_dropped = self.passes_cancelled = self.peak = 0
         self._levels: list[int] = []
         self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
         self._in_use_since: int | None = None  # learner's version at the latest `take`; None while the learner waits
@@ -302,6 +303,7 @@ class SampleQueue(Destination):
                 self.queue.put_nowait(batch)
             else:
                 self._drop(batch)
+            self.peak = max(self.peak, self.queue.qsize())
         self._arrived.set()
 
     def _drop(self, batch: TrainBatch) -> None:
@@ -448,7 +450,8 @@ class SampleQueue(Destination):
         return levels
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add to `counters` the numbers of queued train batches, of dropped train batches and of canceled uses."""
+        """Add to `counters` the numbers of queued and dropped train batches and of canceled uses, and the peak."""
         counters.queued_items += self.queue.qsize()
+        counters.queue_peak = max(counters.queue_peak, self.peak)
         counters.dropped_items += self.num_dropped
         counters.passes_cancelled += self.passes_cancelled

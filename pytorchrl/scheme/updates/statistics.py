@@ -422,7 +422,8 @@ class Statistics:
         return {
             "workers": self.num_workers + present.workers + lost.workers,
             "workers_missing": len(absent) + present.workers_missing + lost.workers,
-            "queue_size": present.queued_items, "requests_in_flight": present.requests_in_flight,
+            "queue_size": present.queued_items, "queue_peak": present.queue_peak,
+            "requests_in_flight": present.requests_in_flight,
             "draws_in_flight": present.draws_in_flight,
         }
 

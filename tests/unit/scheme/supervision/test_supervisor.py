@@ -174,6 +174,21 @@ def test_a_full_queue_is_not_a_hang(run):
     assert result["metrics"]["workers_restarted"] == 0
 
 
+def test_a_worker_killed_while_the_queue_is_full_is_replaced(make_scheme, check_ledger):
+    algo, actor, _, envs = synthetic_agent()
+    scheme = make_scheme(algo=algo, actor=actor, envs=envs, storage=SyntheticStorage, size=4, runtime="simulated",
+                         costs=COSTS | {"grad": 5.0}, num_col_workers=2, col_communication=ASYNC, queue_size=2)
+    worker = scheme.start().local_worker
+    while not worker.inqueue.full():
+        scheme.step()
+    scheme.runtime.kill(worker.remote_workers[0])
+    while not scheme.metrics()["workers_restarted"]:
+        scheme.step()
+        check_ledger(scheme)
+    assert scheme.metrics()["queue_peak"] == 2
+    scheme.stop()
+
+
 def test_ignoring_continues_with_the_other_workers(run):
     result = run(num_col_workers=3, on_worker_failure="ignore", faults="kill col.2 @ step 6")
     assert result["metrics"]["workers_restarted"] == 0
