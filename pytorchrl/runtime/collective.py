@@ -132,7 +132,8 @@ class GlooCollective(Collective):
             self._left.set()
             # Other ranks wait for this rank until its connections close, that is, until no reference to the group is
             # left. During an operation, releasing the last reference blocks until the other ranks have left or died,
-            # so a separate thread releases the references.
+            # so a separate thread releases the references. Nobody waits for this thread: it only runs the destructors
+            # of the group, and ends when the other ranks have left or died, or together with the process.
             is_running, references = work is not None, [work, self._group]
             del work
             self._group = None

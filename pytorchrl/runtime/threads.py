@@ -24,7 +24,10 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 class _ThreadActor(threading.Thread):
     """Thread that builds a worker and then runs its calls in order.
 
-    The value None in `calls` is not a call; it only wakes the thread, which then checks `dead`.
+    The thread belongs to its `ThreadRuntime`, and ends after its current call once `end` was called. Errors are the
+    outcomes of the calls. `calls` has no limit of its own, because `submit` must not wait: the senders limit it, for
+    example to `col_in_flight` requests to each collection worker. The value None in `calls` is not a call; it only
+    wakes the thread, which then checks `dead`.
     """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 import weakref
@@ -41,12 +40,14 @@ from pytorchrl.scheme.supervision.evaluation import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.support.signals import interrupt_as_usual, undivided
-from pytorchrl.support.terminal import printable
+from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.threads import in_turn
 from pytorchrl.support.tracebacks import brief_errors_of, raise_exit
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
 T = TypeVar("T")
+
+logger = get_logger(__name__)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -515,6 +516,9 @@ def _dropped(worker: UWorker, runtime: Runtime) -> None:
 
 
 def _stop(worker: UWorker, runtime: Runtime) -> None:
-    with contextlib.suppress(Exception):  # no caller is left that could receive the error
+    try:
         worker.stop()
-    runtime.close()
+    except Exception:  # no caller is left that could receive the error
+        logger.exception("a scheme that was dropped could not be stopped in order; its workers are ended")
+    finally:
+        runtime.close()

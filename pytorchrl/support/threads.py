@@ -8,9 +8,16 @@ import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from pytorchrl.support.terminal import get_logger
+
 S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Seconds after which a wait for a background job is logged; writing a checkpoint takes much less.
+_LOG_INTERVAL_S = 60.0
+
+logger = get_logger(__name__)
 
 
 class State(enum.Enum):
@@ -48,7 +55,11 @@ def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callab
 
 
 class Background:
-    """A background thread that runs one job at a time. Python does not exit before the job has ended."""
+    """A background thread that runs one job at a time. Python does not exit before the job has ended.
+
+    The thread belongs to this object and ends with its job; `wait` raises the job's error. Waiting has no deadline,
+    because a job that is given up would lose its result, such as a checkpoint. Instead, a long wait is logged.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -64,7 +75,10 @@ class Background:
     def wait(self) -> None:
         """Wait until the job has ended. If the job raised an error, raise it; later calls do not raise it again."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_LOG_INTERVAL_S)
+            while self._thread.is_alive():
+                logger.warning("still waiting for the thread %r", self._name)
+                self._thread.join(_LOG_INTERVAL_S)
             self._thread = None
         error, self._error = self._error, None
         if error is not None:

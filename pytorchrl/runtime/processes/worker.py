@@ -89,8 +89,12 @@ class _Host:
 class _Reader(threading.Thread):
     """Thread that reads the messages of all callers.
 
+    The thread belongs to the process and ends with it; an error in the thread ends the process, whose callers then find
+    the worker lost.
+
     Attributes:
-        calls: Calls for the main thread, in the order in which they arrived.
+        calls: Calls for the main thread, in the order in which they arrived. The queue has no limit of its own: the
+            callers limit it, for example to `col_in_flight` requests to each collection worker.
     """
 
     def __init__(self, host: _Host, listener: socket.socket) -> None:

@@ -23,6 +23,8 @@ logger = get_logger(__name__)
 _OF_DRIVER = {"gcs_server": "GCS", "raylet": "raylet", "log_monitor": "log monitor"}
 _OF_RAYLET = {"ray::DashboardA": "dashboard agent", "ray::RuntimeEnv": "runtime environment agent"}
 _INTERVAL_S = 0.5
+# Seconds that `close` waits for the thread; a check of all parts takes a few milliseconds.
+_CLOSE_TIMEOUT_S = 5.0
 # A part receives SIGCONT when this number of checks in a row have found it stopped. One check is not enough: Ctrl-Z and
 # `fg` stop and continue all processes at about the same time, so a check shortly after `fg` may find a stopped part.
 _MAX_STOPPED = 4
@@ -76,9 +78,11 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; log a warning if it does not end in time, for example because `on_lost` hangs."""
         os.close(self._wake)
-        self._thread.join()
+        self._thread.join(_CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.warning("the thread that watches Ray has not ended within %g s", _CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         poll = select.poll()

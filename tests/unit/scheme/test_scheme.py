@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from pytorchrl import A2C, ASYNC, SYNC, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme.options.settings import known_keywords
+from pytorchrl.scheme.scheme import _stop
 
 
 def _parameters_after(scheme, num_updates):
@@ -166,3 +168,14 @@ def test_save_model(make_scheme, tmp_path):
     saved = torch.load(path, weights_only=True)
     assert saved["version"] == 3
     assert torch.equal(saved["acting_state"]["all"], scheme.acting_state()["all"])
+
+
+def test_an_error_in_the_end_of_a_dropped_scheme_is_logged_and_its_runtime_is_closed(caplog):
+    closed = []
+
+    def stop():
+        raise RuntimeError("a rank is gone")
+    _stop(SimpleNamespace(stop=stop), SimpleNamespace(close=lambda: closed.append(True)))
+    assert "could not be stopped in order" in caplog.text
+    assert "a rank is gone" in caplog.text
+    assert closed == [True]
