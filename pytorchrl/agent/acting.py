@@ -162,7 +162,11 @@ class Acting:
         self._has_memory = any(player.initial_memory(1) for player in self.players.values())
 
     def act(self, obs: Observation, memory: MemoryState, mask: Mask, deterministic: bool) -> Chosen:
-        """Return the actions for one observation, and the next memory if a policy has memory; see `TrainedAgent`."""
+        """Return the actions for one observation, and the next memory if a policy has memory; see `TrainedAgent`.
+
+        Raises:
+            ConfigError: With several policies, `obs` is no mapping or names an agent that has no policy.
+        """
         if self._policy_of is None:
             action, after = self.players[POLICY].act(obs, memory, mask, deterministic)
             return (action, after) if self._has_memory else action

@@ -68,6 +68,9 @@ class Policy(nn.Module):
         Returns:
             Actions (B, ...), float32 for a Box, otherwise int64. A policy with memory returns a pair of these actions
             and the memory after these observations.
+
+        Raises:
+            ConfigError: `memory` lacks an entry of `initial_memory()`.
         """
         leaves = {leaf.name: _read(leaf, part_at(obs, leaf.path)) for leaf in self._readings}
         if mask is None and self._mask_path is not None:

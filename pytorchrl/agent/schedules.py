@@ -202,6 +202,10 @@ def linear(start: float, end: float, steps: int | None = None) -> Schedule:
     """Return a schedule that moves linearly from `start` to `end` over `steps` env steps.
 
     If `steps` is None, the value reaches `end` after the experiment's `target_steps`.
+
+    Examples:
+        >>> linear(1.0, 0.0).value(env_steps=25, target_steps=100)
+        0.75
     """
     return Ramp("linear", start, end, steps)
 
@@ -223,6 +227,10 @@ def piecewise(*points: Sequence[float]) -> Schedule:
     """Return a schedule that interpolates linearly between points (env step, value); the first point is at env step 0.
 
     The value is constant after the last point.
+
+    Examples:
+        >>> piecewise((0, 1.0), (100, 0.5), (200, 0.0)).value(env_steps=150, target_steps=1000)
+        0.25
     """
     return Piecewise(tuple(points))  # type: ignore[arg-type] # `Piecewise` checks the points
 

@@ -48,6 +48,12 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
         stream: The purpose of the stream.
         path: Numbers that distinguish generators with the same purpose, such as the index of the gradient worker, the
             index and the incarnation of the collection worker, and the index of the environment.
+
+    Examples:
+        >>> derive_seed(1, Stream.ENV, 0) == derive_seed(1, Stream.ENV, 0)
+        True
+        >>> derive_seed(1, Stream.ENV, 0) == derive_seed(1, Stream.ENV, 1)
+        False
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(stream), *path))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -60,7 +60,12 @@ def iqm(scores: npt.ArrayLike) -> Array:
 
 
 def mean(scores: npt.ArrayLike) -> Array:
-    """Return the mean over runs and tasks: scores of shape (..., runs, tasks) give a result of shape (...)."""
+    """Return the mean over runs and tasks: scores of shape (..., runs, tasks) give a result of shape (...).
+
+    Examples:
+        >>> float(mean([[1.0, 2.0], [3.0, 4.0]]))
+        2.5
+    """
     return np.asarray(check_scores(scores).mean(axis=(-2, -1)))
 
 
@@ -120,6 +125,13 @@ def probability_of_improvement(scores: npt.ArrayLike, baseline: npt.ArrayLike) -
 
     Returns:
         Array of shape (...), between 0 and 1.
+
+    Raises:
+        ConfigError: The numbers of tasks differ, or an array is not valid.
+
+    Examples:
+        >>> float(probability_of_improvement([[2.0], [4.0]], [[1.0], [3.0]]))
+        0.75
     """
     first, second = check_scores(scores), check_scores(baseline, "baseline")
     if first.shape[-1] != second.shape[-1]:

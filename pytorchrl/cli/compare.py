@@ -35,7 +35,11 @@ with --baseline. Runs are compared in pairs if both groups have the same seeds.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Compare the groups and return the exit code."""
+    """Compare the groups and return the exit code.
+
+    Raises:
+        ConfigError: `--baseline` names no group, or the runs cannot be compared.
+    """
     given = _parse(arguments)
     groups = groups_of(given.runs, given.by)
     baseline = given.baseline if given.baseline is not None else next(iter(groups))

@@ -155,7 +155,11 @@ class _Joined(argparse.Action):
 
 
 def positive_seconds(text: str) -> float:
-    """Parse a finite number of seconds above 0."""
+    """Parse a finite number of seconds above 0.
+
+    Raises:
+        ArgumentTypeError: The text is no such number.
+    """
     try:
         seconds = float(text)
     except ValueError:

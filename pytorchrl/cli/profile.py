@@ -23,7 +23,11 @@ _WARM_UP, _WARM_UP_UPDATES = 0.25, 2
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train for a few seconds, show where the time went, and return the exit code."""
+    """Train for a few seconds, show where the time went, and return the exit code.
+
+    Raises:
+        ConfigError: The configuration contains a sweep, or an option is not valid.
+    """
     given = parse("profile", "Profile", arguments, _add_flags)
     seconds = vars(given).pop("seconds")
     if given.sweep is not None:

@@ -12,7 +12,11 @@ from pytorchrl.training.training import TrainedAgent, load
 
 
 def count(text: str) -> int:
-    """Convert an argument to an integer, such as a number of episodes; refuse integers below 1."""
+    """Convert an argument to an integer, such as a number of episodes; refuse integers below 1.
+
+    Raises:
+        ArgumentTypeError: The text is no such integer.
+    """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)

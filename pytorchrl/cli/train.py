@@ -132,7 +132,11 @@ def _show(learner: Learner, given: argparse.Namespace) -> None:
 
 def parse(command: str, verb: str, arguments: Sequence[str],
           add_flags: Callable[[Parser], None] = lambda parser: None) -> argparse.Namespace:
-    """Parse the arguments of a command that trains; `add_flags` adds flags that only this command has."""
+    """Parse the arguments of a command that trains; `add_flags` adds flags that only this command has.
+
+    Raises:
+        SystemExit: The help was printed, or a flag is not valid.
+    """
     names = list(registered())
     usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
     config = ConfigFile(path) if (path := _given(arguments, "--config")) else None

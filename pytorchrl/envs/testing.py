@@ -151,7 +151,11 @@ class FaultyEnv(CountingEnv):
             self.reset = self._reset_without_seed  # type: ignore[method-assign, assignment]
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Start an episode, and inject the fault if it is due."""
+        """Start an episode, and inject the fault if it is due.
+
+        Raises:
+            RuntimeError: The fault is due, and it is an error.
+        """
         observation, info = super().reset(seed=seed, options=options)
         is_due = self._num_resets >= self._at
         self._num_resets += 1
@@ -160,7 +164,11 @@ class FaultyEnv(CountingEnv):
         return observation if is_due and self._fault == "reset_without_info" else (observation, info)
 
     def step(self, action: np.int64) -> StepResult:
-        """Take and count one step, and inject the fault if it is due."""
+        """Take and count one step, and inject the fault if it is due.
+
+        Raises:
+            RuntimeError: The fault is due, and it is an error.
+        """
         is_due = self._num_steps >= self._at
         observation, reward, terminated, truncated, info = super().step(action)
         fault = self._fault if is_due else ""
@@ -249,7 +257,11 @@ class RaisingEnv(AnyWrapper):
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Action) -> StepResult:
-        """Step the environment, or raise an error without stepping it."""
+        """Step the environment, or raise an error without stepping it.
+
+        Raises:
+            RuntimeError: A random number is below the probability.
+        """
         if self._generator.random() < self._probability:
             raise RuntimeError("raised at random")
         return self.env.step(action)
@@ -357,7 +369,11 @@ class ChangingAgents:
         return self._observe(self.agents), self._infos(self.agents)
 
     def step(self, actions: dict[str, int]) -> AgentsStep:
-        """Take one step; afterwards, agents may leave or join."""
+        """Take one step; afterwards, agents may leave or join.
+
+        Raises:
+            RuntimeError: `actions` are not those of the agents that take part.
+        """
         if set(actions) != set(self.agents):
             raise RuntimeError(f"expected actions of {self.agents}, got actions of {sorted(actions)}")
         acting, self._t = self.agents, self._t + 1

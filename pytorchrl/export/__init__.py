@@ -54,7 +54,11 @@ class Exporter:
         self._traced: dict[str, Traced] = {}
 
     def export(self, path: Path, to: str, checks: int, overwrite: bool) -> tuple[Exported, ...]:
-        """Write one file for each policy; see `TrainedAgent.export`."""
+        """Write one file for each policy; see `TrainedAgent.export`.
+
+        Raises:
+            ConfigError: `checks` is below 1, a file exists and `overwrite` is false, or `path` cannot be written.
+        """
         form = format_of(to)
         if isinstance(checks, bool) or not isinstance(checks, int) or checks < 1:
             raise ConfigError(f"checks must be a whole number >= 1, got {checks!r}")

@@ -129,7 +129,11 @@ def read_json(path: str | os.PathLike[str], largest: int = LARGEST_JSON) -> obje
 
 
 def parse_json(text: str | bytes, name: str) -> object:
-    """Parse a JSON text, and verify and remove its checksum; see `read_json`. Errors name the file as `name`."""
+    """Parse a JSON text, and verify and remove its checksum; see `read_json`. Errors name the file as `name`.
+
+    Raises:
+        ValueError: The text is not valid JSON, or differs from its checksum.
+    """
     value = parse_value(text, name)
     if not isinstance(value, dict):
         return value

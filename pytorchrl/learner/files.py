@@ -113,7 +113,11 @@ class RunFiles:
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
-        """If the run resumes from a checkpoint, add the path of the checkpoint to errors raised in the `with` block."""
+        """If the run resumes from a checkpoint, add the path of the checkpoint to errors raised in the `with` block.
+
+        Raises:
+            CheckpointError: The checkpoint does not fit the run.
+        """
         try:
             yield
         except (CheckpointError, WeightsError) as error:

@@ -89,6 +89,9 @@ def critical_parts(time_s: TimeS, options: ValuesByName) -> dict[str, float]:
     Args:
         time_s: Seconds by level and part.
         options: All options in force.
+
+    Raises:
+        ValueError: No update has been made.
     """
     share = shares(time_s)
     if not share["update"]:

@@ -50,6 +50,9 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
         is_recording: Whether workers record the order of timing-dependent events.
         replay: Journals to replay, for the simulated runtime only. A key is the name of a worker and the number of
             times that this worker had been replaced.
+
+    Raises:
+        ConfigError: `options` are not those of a runtime, or contradict the other arguments.
     """
     if isinstance(options, SimulatedRuntime.Options):
         return SimulatedRuntime(options, seed=seed, is_recording=is_recording, replay=replay)

@@ -178,7 +178,11 @@ class NcclCollective(Collective):
         self._group, self._left, self._busy = group, threading.Event(), threading.Lock()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, computed in place. Each tensor must be on the GPU of its rank."""
+        """Return the sum of all ranks' tensors, computed in place. Each tensor must be on the GPU of its rank.
+
+        Raises:
+            RankLostError: The sum was aborted, because a rank was lost.
+        """
         # If a rank is lost, NCCL waits forever, but gloo raises an error. Therefore, the ranks first wait for each
         # other with gloo.
         self._gloo.gather(torch.zeros(1))
@@ -272,6 +276,9 @@ def make_store(address: str, port: int, rank: int, size: int, timeout: timedelta
     """Return the key-value store of torch through which the ranks of a group connect to each other.
 
     If `address` is the loopback address, rank 0 listens only on it; otherwise, on all addresses of its host.
+
+    Raises:
+        RuntimeError: The store cannot be reached at this address and port.
     """
     if rank or address != _LOOPBACK:
         return _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)

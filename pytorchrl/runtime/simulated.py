@@ -406,7 +406,11 @@ class SimulatedRuntime(Runtime):
             f"the end of {handle.name}")
 
     def die(self, worker: str) -> None:
-        """End the calling worker and the workers that it started, as a crash of its process would."""
+        """End the calling worker and the workers that it started, as a crash of its process would.
+
+        Raises:
+            ConfigError: The worker is part of the driver.
+        """
         actor = self._current_actor()
         if actor is None:
             raise ConfigError(f"the option faults kills {worker}, which is part of the driver and cannot be killed "

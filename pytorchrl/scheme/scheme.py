@@ -210,6 +210,7 @@ class Scheme(Architectures):
 
         Raises:
             StartError: Resources are missing, Ray cannot be reached, or a worker did not start.
+            StoppedError: The scheme has been stopped.
         """
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; build a new one")
@@ -299,6 +300,7 @@ class Scheme(Architectures):
         Raises:
             ConfigError: The number is invalid, collection is central, or the run is recorded or replayed.
             InsufficientResourcesError: The machines lack resources that the new workers request.
+            StoppedError: The scheme has been stopped.
         """
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; its number of workers cannot change")

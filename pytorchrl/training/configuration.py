@@ -159,7 +159,11 @@ def load_config(path: str | os.PathLike[str]) -> dict[str, object]:
 
 
 def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
-    """Return the arguments of `train` for each run of a configuration file; see `load_config`."""
+    """Return the arguments of `train` for each run of a configuration file; see `load_config`.
+
+    Raises:
+        ConfigError: The file lacks the algorithm or the environment, or is not valid.
+    """
     file = ConfigFile(path)
     missing = [name for name, value in (("algorithm", file.algorithm), ("env", file.env)) if value is None]
     if missing or file.algorithm is None:

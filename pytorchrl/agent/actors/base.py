@@ -191,6 +191,9 @@ class Actor(Part, nn.Module, ABC):
 
         Returns:
             Actions (B, ...), where discrete actions count from 0, and the memory after these observations.
+
+        Raises:
+            ConfigError: The class of the actor does not define this method.
         """
         name = type(self).__name__
         raise ConfigError(f"{name} has no best_actions(obs, rhs, mask), which chooses the actions of a policy outside "

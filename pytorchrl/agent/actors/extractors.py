@@ -238,7 +238,7 @@ class MLP(nn.Module):
 
 
 def image_input(x: Tensor) -> tuple[Tensor, float]:
-    """Return images as float32 in channels-last layout, and the factor by which to multiply the first layer's weight.
+    """Return images (B, C, H, W) as float32 in channels-last layout, and a factor for the first layer's weight.
 
     Dividing the weight by 255 instead of every pixel gives the same features and saves a pass over the images. On CPUs,
     convolutions are about twice as fast in channels-last layout as in the default layout.

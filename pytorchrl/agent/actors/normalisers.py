@@ -104,7 +104,8 @@ class RunningMoments(nn.Module):
     def in_numpy(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that normalizes float32 arrays as `normalise` does, with bit-identical results.
 
-        The function shares memory with the buffers on the CPU, so it always uses the current moments.
+        The arrays have the shape (B, ...), where ... is the shape of the buffers. The function shares memory with the
+        buffers on the CPU, so it always uses the current moments.
         """
         shift, scale = self.shift.numpy(), self.scale.numpy()
 

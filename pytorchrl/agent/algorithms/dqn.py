@@ -129,7 +129,12 @@ class DQN(ReplayAlgorithm):
             self._ladder_epsilon = epsilon
 
     def update_algorithm_parameter(self, name: str, value: object) -> None:
-        """Set an option or `epsilon` to a number, a `Schedule` or a list of points (env step, value)."""
+        """Set an option or `epsilon` to a number, a `Schedule` or a list of points (env step, value).
+
+        Raises:
+            KeyError: `epsilon` is fixed, because `epsilon_per_worker` is true.
+            ConfigError: The value is not allowed for the option.
+        """
         if name != _EPSILON:
             super().update_algorithm_parameter(name, value)
             return

@@ -91,6 +91,9 @@ class OnPolicyAlgorithm(Algorithm):
         """Return a factory of this algorithm.
 
         `num_mini_batch` and `mini_batch_size` are mutually exclusive.
+
+        Raises:
+            ConfigError: Both options are given, or an option is not valid.
         """
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
             raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and "

@@ -92,7 +92,11 @@ class PolicyColumns:
             self.mask[columns] = masks
 
     def masks(self, observations: list[Observation], infos: list[object]) -> np.ndarray | None:
-        """Return the action masks of K agents, (K, n) bool; None if neither observations nor infos contain masks."""
+        """Return the action masks of K agents, (K, n) bool; None if neither observations nor infos contain masks.
+
+        Raises:
+            EnvError: Only some of the agents have a mask in `infos`.
+        """
         if self.reader.has_mask:
             return self.reader.mask_rows(observations)
         given = [info[MASK_LEAF] for info in infos if isinstance(info, Mapping) and MASK_LEAF in info]

@@ -169,6 +169,9 @@ class ReplayBuffer(Storage):
             num_mini_batch: Number of batches per epoch.
             mini_batch_size: B, the number of transitions in a batch.
             num_epochs: Number of epochs.
+
+        Raises:
+            ValueError: `mini_batch_size` is None.
         """
         if mini_batch_size is None:
             raise ValueError("replay needs mini_batch_size, the number of transitions in a batch")

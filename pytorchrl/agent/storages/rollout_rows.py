@@ -85,7 +85,11 @@ class RolloutRows:
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
-        """Append one step, which fills the next row of transitions and the next row of observations."""
+        """Append one step, which fills the next row of transitions and the next row of observations.
+
+        Raises:
+            RuntimeError: The rollout has all of its steps.
+        """
         if self._taken:
             self._begin_next()
         if self._other is None:
@@ -108,7 +112,11 @@ class RolloutRows:
         self._t = t + 1
 
     def take(self, copy: bool) -> RolloutData:
-        """Return the current rollout, as copies if `copy` is true, else as views."""
+        """Return the current rollout, as copies if `copy` is true, else as views.
+
+        Raises:
+            RuntimeError: No transition was inserted.
+        """
         if self._other is None:
             raise RuntimeError("there is no rollout before the first transition; insert a transition first")
         if self._taken:

@@ -157,6 +157,9 @@ class ProcessRuntime(Runtime):
         The machine's memory must always suffice for the minimum memory of all workers together. Other resources are
         checked if they are requested explicitly, except "object_store_memory", which is never checked. Nothing is
         reserved: the workers share the cores, memory and GPUs of this machine.
+
+        Raises:
+            InsufficientResourcesError: This machine has less than the workers request.
         """
         machine = this_machine()
         check_machine(requests, machine, FORKED_WORKER_BYTES)

@@ -163,7 +163,11 @@ class RayRuntime(Runtime):
 
     def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as an actor; Ray neither restarts the actor nor retries its calls."""
+        """Start `cls(**params)` as an actor; Ray neither restarts the actor nor retries its calls.
+
+        Raises:
+            RayDiedError: One of Ray's own processes has ended.
+        """
         self._connect()
         if self._problem:
             raise RayDiedError(self._problem)
@@ -298,6 +302,9 @@ class RayRuntime(Runtime):
         """Return an object that can be passed to calls in place of the value; the value is pickled only once.
 
         A large value is stored in this node's object store. A small value is sent with each call.
+
+        Raises:
+            RayDiedError: One of Ray's own processes has ended.
         """
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)

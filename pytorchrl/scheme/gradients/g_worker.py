@@ -264,8 +264,8 @@ class GWorker(Worker):
             advantage_moments: Moments of all gradient workers' advantages; see `BatchSource.start_pass`.
             skip_remaining: Whether to discard the rest of the current train batch first.
             distribute_gradients: Whether to average the gradient over all gradient workers, and to apply the mean.
-            parameters: Values of options that change, such as `lr`; needed only without `weights`, which contain them.
             check: Whether to include a checksum of the networks' parameters in the result.
+            parameters: Values of options that change, such as `lr`; needed only without `weights`, which contain them.
             with_report: Whether the result contains a report; if not, the caller requests reports with `report`.
         """
         self._begin_request(weights, parameters, skip_remaining)

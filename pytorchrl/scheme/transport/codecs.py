@@ -91,7 +91,11 @@ class Packed:
         return sum(array.nbytes for array in self.arrays)
 
     def decode(self) -> np.ndarray:
-        """Return the decoded array, which is writable and shares no memory with the message."""
+        """Return the decoded array, which is writable and shares no memory with the message.
+
+        Raises:
+            ValueError: The function `decode` of the codec returned an array of another size or dtype.
+        """
         size = int(np.prod(self.shape, dtype=np.int64))
         array = self.codec.decode(self.arrays, np.dtype(self.dtype), size)
         if array.dtype.str != self.dtype or array.size != size:

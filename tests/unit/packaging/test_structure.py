@@ -6,7 +6,9 @@ The lists of exceptions may only shrink.
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
+import importlib
 import re
 import subprocess
 import sys
@@ -216,6 +218,34 @@ def test_docstrings_describe_the_parameters_that_exist():
     found = list(sections_of_arguments())
     assert len(found) > 400
     assert [place for place, described, taken in found if described != taken] == []
+
+
+def unstated_raises():
+    """Yield (place, exception) of public functions with a statement that raises an exception not in the docstring."""
+    for path in MODULES:
+        for node in nodes_of(path):
+            text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+            if text is None or node.name.startswith("_"):
+                continue
+            for raised in (inner for inner in ast.walk(node) if isinstance(inner, ast.Raise)):
+                name = ast.unparse(raised.exc.func).rpartition(".")[2] if isinstance(raised.exc, ast.Call) else ""
+                if name.endswith(("Error", "Exit", "Interrupt")) and name[0].isupper() and name not in text:
+                    yield f"{name_of(path)}.{node.name}", name
+
+
+def test_public_functions_state_the_exceptions_that_they_raise():
+    caught = {  # by the functions themselves
+        ("pytorchrl.learner.learner.checkpoint_within", "TimeoutError"),
+        ("pytorchrl.monitor.reading.read_checked", "ValueError"),
+    }
+    assert set(unstated_raises()) == caught
+
+
+def test_examples_in_docstrings_give_the_results_shown():
+    modules = [name_of(path) for path in MODULES if ">>> " in path.read_text(encoding="utf-8")]
+    results = [doctest.testmod(importlib.import_module(name)) for name in modules]
+    assert sum(result.attempted for result in results) >= 6
+    assert sum(result.failed for result in results) == 0
 
 
 def test_no_public_type_has_the_name_of_another():
