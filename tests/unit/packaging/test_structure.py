@@ -319,3 +319,16 @@ def test_only_one_package_encodes_values_of_options():
     own = {name for name in found if name.startswith(f"{name_of(home / '__init__.py')}.")}
     assert {name.rpartition(".")[2] for name in own} == {"to_text", "to_python", "to_json"}
     assert found - own == set()
+
+
+def test_every_module_that_creates_threads_or_queues_is_listed():
+    page = (ROOT / "docs" / "developer" / "threads.md").read_text(encoding="utf-8")
+    makers = {"Thread", "Timer", "ThreadPoolExecutor", "Background", "Queue", "SimpleQueue", "make_queue"}
+    found = set()
+    for path in MODULES:
+        for node in nodes_of(path):
+            made = [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
+            if makers & {getattr(place, "attr", getattr(place, "id", None)) for place in made}:
+                found.add(path.relative_to(PACKAGE).as_posix())
+    assert len(found) > 10
+    assert [module for module in sorted(found) if f"`{module}`" not in page] == []
