@@ -19,8 +19,16 @@ def origin() -> dict[str, Any]:
     described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"], text=True,
                                capture_output=True, check=False, cwd=Path(__file__).parent)
     return {"commit": described.stdout.strip() or None,
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+            "machine": {"processor": _processor(), "cores": os.cpu_count(),
                         "python": platform.python_version(), "torch": version("torch")}}
+
+
+def _processor() -> str:
+    """Return the model of the processor, or only its architecture where /proc does not show the model."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
 
 
 def print_result(result: Mapping[str, Any], *, indent: int | None = 1) -> None:
