@@ -197,7 +197,7 @@ _ACTORS = [
     *_of("agent/recursion.py", "agent/test_recursion.py",
          ("rows[t] += decays[t] * rows[t + 1]", "rows[t] += decays[t + 1] * rows[t + 1]"),
          ("delta[t] += decay[t] * delta[t + 1]", "delta[t] += decay[t + 1] * delta[t + 1]")),
-    *_of("agent/actors/normalisers.py", "agent/actors/test_normalisers.py",
+    *_of("agent/actors/normalizers.py", "agent/actors/test_normalizers.py",
          ("decay[1:][ended[:-1]] = 0.0", "pass"),
          ("np.where(valid, gamma, 1.0)", "np.full(valid.shape, gamma)"),
          ("self.scale.copy_((m2 / count", "self.scale.copy_((m2")),

@@ -347,7 +347,7 @@ def _bottleneck(shares: Mapping[str, Mapping[str, float]], settings: Record) -> 
 
 def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: Record) -> tuple[Wait, ...]:
     """Return the waits that take at least `_MIN_WAIT_SHARE` of the waiting workers' time, the longest wait first."""
-    data = "batches from the replay workers" if settings.get("num_replay_workers") else "rollouts"
+    data = "batches from the replay shards" if settings.get("num_replay_workers") else "rollouts"
     level, size = number(latest, "scheme", "queue", "mean") or 0.0, number(settings, "queue_size")
     is_full = settings.get("col_communication") == "asynchronous" and size and level >= _FULL * size
     collect = "room in the queue" if is_full else "requests from their gradient worker"

@@ -18,7 +18,7 @@ def collection_worker(parent: int, index: int) -> str:
 
 
 def replay_worker(parent: int, index: int) -> str:
-    """Return the name of replay worker `index` (a shard) of gradient worker `parent`, such as "GWorker 1/RWorker 2"."""
+    """Return the name of replay shard `index` of gradient worker `parent`, such as "GWorker 1/RWorker 2"."""
     return f"{gradient_worker(parent)}/RWorker {index}"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import MLP, is_image, module_list
-from pytorchrl.agent.actors.normalisers import RunningMoments, moments
+from pytorchrl.agent.actors.normalizers import RunningMoments, moments
 from pytorchrl.agent.contracts import NUM_EXAMPLES, reading
 from pytorchrl.agent.data import Obs, RolloutData
 from pytorchrl.agent.env.spaces import LEAF_SPACES, flatten_action_space
@@ -125,7 +125,7 @@ class Actor(Part, nn.Module, ABC):
 
     def example_obs(self) -> Obs:
         """Return `NUM_EXAMPLES` normalized all-zero observations on the actor's device."""
-        return self.normalise({
+        return self.normalize({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
 
@@ -148,12 +148,12 @@ class Actor(Part, nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, MLP):
                 module.look_up_weights(once=True)
-        normalised = _normalised_leaves(self.options.observation_space) if self.options.normalize_obs else {}
+        normalized = _normalized_leaves(self.options.observation_space) if self.options.normalize_obs else {}
         # Normalizers are stored in a list, because leaf names may contain dots, which PyTorch forbids in module names.
-        self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
+        self._normalized = {leaf: index for index, leaf in enumerate(normalized)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
-                      if space.dtype == np.float64 and leaf not in normalised]
-        self.obs_moments = module_list(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
+                      if space.dtype == np.float64 and leaf not in normalized]
+        self.obs_moments = module_list(RunningMoments(tuple(space.shape or ())) for space in normalized.values())
         self.reward_moments = RunningMoments(()) if getattr(self.options, "normalize_reward", False) else None
         if self.options.checkpoint is not None:
             load_checkpoint(self, self.options.checkpoint)
@@ -237,7 +237,7 @@ class Actor(Part, nn.Module, ABC):
             ConfigError: Rewards are normalized, but `discounted_returns` is None.
         """
         valid = rollout.valid
-        found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
+        found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalized}
         if self.reward_moments is not None:
             if discounted_returns is None:
                 raise ConfigError("normalize_reward=True needs discounted_returns, got None; `Algorithm.moments_of` "
@@ -251,7 +251,7 @@ class Actor(Part, nn.Module, ABC):
         Call this method exactly once for each rollout. Always merge the rollouts of several workers in the same order,
         because the order affects rounding.
         """
-        for leaf, index in self._normalised.items():
+        for leaf, index in self._normalized.items():
             self.obs_moments[index].merge(found[f"obs/{leaf}"])
         if self.reward_moments is not None:
             self.reward_moments.merge(found[_REWARD])
@@ -260,19 +260,19 @@ class Actor(Part, nn.Module, ABC):
         """Return the factor that scales rewards before they are clipped to [-10, 10]; 1.0 without normalization."""
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
-    def normalise(self, obs: Obs) -> Obs:
+    def normalize(self, obs: Obs) -> Obs:
         """Convert observations from the environments to inputs of the networks.
 
         If `normalize_obs` is set, all leaves of Box spaces except images are normalized. Float64 is converted to
         float32. If no leaf changes, the result is `obs` itself.
         """
-        if not self._normalised and not self._wide:
+        if not self._normalized and not self._wide:
             return obs
         narrow = {leaf: obs[leaf].float() for leaf in self._wide}
-        normalised = {
-            leaf: self.obs_moments[i].normalise(obs[leaf])
-            for leaf, i in self._normalised.items()}
-        return {**obs, **narrow, **normalised}
+        normalized = {
+            leaf: self.obs_moments[i].normalize(obs[leaf])
+            for leaf, i in self._normalized.items()}
+        return {**obs, **narrow, **normalized}
 
 
 def _dtype_of(space: gym.Space[object]) -> np.dtype[np.generic]:
@@ -280,7 +280,7 @@ def _dtype_of(space: gym.Space[object]) -> np.dtype[np.generic]:
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(observation_space: Mapping[str, gym.Space[object]]) -> dict[str, gym.Space[object]]:
+def _normalized_leaves(observation_space: Mapping[str, gym.Space[object]]) -> dict[str, gym.Space[object]]:
     return {leaf: space for leaf, space in observation_space.items()
             if isinstance(space, gym.spaces.Box) and not is_image(space)}
 

@@ -188,7 +188,7 @@ class OffPolicyActor(ReplayActor):
             NonFiniteDataError: A row of the mask allows no action.
             SpaceError: There is a mask, but the action space is not Discrete.
         """
-        outputs = self.policy(self.normalise(obs))
+        outputs = self.policy(self.normalize(obs))
         if self._categorical is not None:
             if mask is not None:
                 check_mask(mask)
@@ -242,7 +242,7 @@ class OffPolicyActor(ReplayActor):
             obs: Leaf -> (B, ...).
             action: (B, ...) in [-1, 1], or (B,) int64; None means all actions of a Discrete space.
         """
-        obs = self.normalise(obs)
+        obs = self.normalize(obs)
         if not self.is_discrete:
             assert action is not None, "a Box has infinitely many actions"
             return critic_scores(self.critics, obs, action)

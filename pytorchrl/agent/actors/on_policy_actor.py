@@ -203,7 +203,7 @@ class OnPolicyActor(Actor):
         distribution = self._heads[2]
         if mask is not None:
             distribution.check_mask(mask)
-        obs = self.normalise(obs)
+        obs = self.normalize(obs)
         params, latent, rhs_next = self._policy_params(obs, rhs, done)
         value = None
         if self.is_shared:
@@ -230,7 +230,7 @@ class OnPolicyActor(Actor):
         if overrides(self, OnPolicyActor, "act"):
             _, action, _, _, rhs = self.act(obs, rhs, continues, True, mask)
             return action, rhs
-        params, _, rhs = self._policy_params(self.normalise(obs), rhs, continues)
+        params, _, rhs = self._policy_params(self.normalize(obs), rhs, continues)
         distribution = self._heads[2]
         return distribution.clip(distribution.mode(params, mask)), rhs
 
@@ -286,7 +286,7 @@ class OnPolicyActor(Actor):
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> Evaluated:
         """Return all outputs that a loss may need, from one forward pass; see `evaluate` for the arguments."""
-        obs = self.normalise(obs)
+        obs = self.normalize(obs)
         params, latent, _ = self._policy_params(obs, rhs, done)
         value_latent = latent if self.is_shared else self.value_features(obs, rhs, done)[0]
         logp, entropy = self._heads[2].log_prob_entropy(params, action, mask)
@@ -301,7 +301,7 @@ class OnPolicyActor(Actor):
 
         Only the layers of the policy are computed; see `evaluate` for the arguments.
         """
-        params, _, rhs_next = self._policy_params(self.normalise(obs), rhs, done)
+        params, _, rhs_next = self._policy_params(self.normalize(obs), rhs, done)
         logp, entropy = self.distribution.log_prob_entropy(params, action, mask)
         return logp, entropy, params, {**rhs, **rhs_next}
 
@@ -311,7 +311,7 @@ class OnPolicyActor(Actor):
         In the returned `rhs`, only the memory of the network that computes the values is updated.
         """
         features_of = self.policy_features if self.is_shared else self.value_features
-        latent, states = features_of(self.normalise(obs), rhs, done)
+        latent, states = features_of(self.normalize(obs), rhs, done)
         return {"value": self._value_of(latent)}, {**rhs, **states} if states else rhs
 
     # ---- heads

@@ -135,7 +135,7 @@ class QActor(ReplayActor):
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H) with the key "q"; {} without memory.
         """
         assert isinstance(self.q, DiscreteQNet)
-        scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
+        scores, state = self.q.unroll(self.normalize(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
         return scores, {} if state is None else {"q": state}
 
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
@@ -159,7 +159,7 @@ class QActor(ReplayActor):
             mask: (B, n) bool, true where an action is allowed.
             generator: Generator of the noise of a noisy network; None means no noise.
         """
-        scores: Tensor = self.q(self.normalise(obs), mask, generator)
+        scores: Tensor = self.q(self.normalize(obs), mask, generator)
         return scores if action is None else scores.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def act(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:

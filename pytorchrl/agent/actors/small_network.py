@@ -81,4 +81,4 @@ def normalized(actor: ReplayActor, values: np.ndarray) -> np.ndarray:
     """Convert observations (E, ...) of a single leaf to float32 inputs of the networks of `actor`."""
     if values.dtype == np.float32 and not actor.options.normalize_obs:
         return values
-    return actor.normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
+    return actor.normalize({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()

@@ -31,7 +31,7 @@ class SmallPolicy:
     def __init__(self, actor: OnPolicyActor) -> None:
         """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
         self._network = SmallNetwork(actor.policy, actor.policy_head, actor.options.activation)
-        self._normalise = _normaliser(actor)
+        self._normalize = _normalizer(actor)
         self._noise: list[np.ndarray] = []  # noise of the next steps, in reverse order
         distribution = actor.distribution
         self._log_std: np.ndarray | None = None
@@ -70,8 +70,8 @@ class SmallPolicy:
             return None
         if num_envs == 1:
             values = values[0]  # adding two vectors is faster in NumPy than broadcasting a vector to a matrix
-        if self._normalise is not None:
-            values = self._normalise(values)
+        if self._normalize is not None:
+            values = self._normalize(values)
         params = self._network(values)
         noise = None if deterministic else self._draw(num_envs, params.shape[-1], generator)
         if self._log_std is None:  # the argmax of the logits plus Gumbel noise is a draw from their softmax
@@ -100,15 +100,15 @@ class SmallPolicy:
         return drawn[0] if num_envs == 1 else drawn
 
 
-def _normaliser(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that converts observations as `actor.normalise` does; None if they do not change."""
-    is_own = overrides(actor, OnPolicyActor, "normalise")
+def _normalizer(actor: OnPolicyActor) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return a function that converts observations as `actor.normalize` does; None if they do not change."""
+    is_own = overrides(actor, OnPolicyActor, "normalize")
     if not is_own and not actor.options.normalize_obs:
         return None
 
     def in_torch(values: np.ndarray) -> np.ndarray:
-        with torch.inference_mode():  # a user's `normalise` may have parameters
-            found = actor.normalise({OBS_LEAF: torch.from_numpy(np.atleast_2d(values))})[OBS_LEAF].numpy()
+        with torch.inference_mode():  # a user's `normalize` may have parameters
+            found = actor.normalize({OBS_LEAF: torch.from_numpy(np.atleast_2d(values))})[OBS_LEAF].numpy()
         return found if values.ndim > 1 else found[0]
 
     if is_own or len(actor.obs_moments) != 1:
@@ -141,7 +141,7 @@ class SmallOffPolicy:
         """Return whether this class supports `actor`: the policy must be an MLP on the CPU, without memory."""
         policy = getattr(actor, "policy", None)
         return (
-            not overrides(actor, OffPolicyActor, "act", "to_env", "normalise") and not actor.is_discrete
+            not overrides(actor, OffPolicyActor, "act", "to_env", "normalize") and not actor.is_discrete
             and type(policy) is PolicyNet and actor.low.device.type == "cpu" and actor.options.log_std_bound == "clip"
             and SmallNetwork.supports(policy.trunk, policy.head, actor.options.activation))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pytorchrl.agent.actors.normalisers import discounted_sums
+from pytorchrl.agent.actors.normalizers import discounted_sums
 from pytorchrl.agent.algorithms.optimizers import (
     OPTIMIZER_HELP,
     OPTIMIZERS,

@@ -143,7 +143,7 @@ class DDPG(ReplayAlgorithm):
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         actor = self.actor
-        obs, next_obs = actor.normalise(batch.obs), actor.normalise(batch.next_obs)
+        obs, next_obs = actor.normalize(batch.obs), actor.normalize(batch.next_obs)
         with torch.no_grad():
             next_scores = critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)).amin(0)
             target = batch.ret + batch.discount * next_scores

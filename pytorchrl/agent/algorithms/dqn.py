@@ -213,7 +213,7 @@ class DQN(ReplayAlgorithm):
         """Return a `SmallNetwork` that computes the Q network in NumPy; None if only torch can compute it."""
         actor, q = self.actor, self.actor.q
         if (self.device.type != "cpu"
-                or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalise", "random_actions")
+                or overrides(actor, QActor, "act", "get_q_scores", "to_env", "normalize", "random_actions")
                 or overrides(self, DQN, "choose", "acting_step", "random_actions")
                 or type(q) is not DiscreteQNet or q.value_head is not None
                 or not SmallNetwork.supports(q.trunk, q.advantage_head, actor.options.activation)):
@@ -226,10 +226,10 @@ class DQN(ReplayAlgorithm):
         """Return the targets (B,) float32 for the values of the batch's actions; gradients are disabled.
 
         A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]`
-        is the target network, and `actor.normalise` converts observations to inputs of the networks.
+        is the target network, and `actor.normalize` converts observations to inputs of the networks.
         """
         actor, generator = self.actor, self.update_generator
-        next_obs = actor.normalise(batch.next_obs)
+        next_obs = actor.normalize(batch.next_obs)
         next_scores: Tensor = self.targets["q"](next_obs, batch.next_mask, generator)
         choosing = actor.q(next_obs, batch.next_mask, generator) if self.options.double else next_scores
         best = best_action(choosing, batch.next_mask)

@@ -383,7 +383,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _values_of(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
         if self._small_value is not None:
-            return self._small_value.of_rollout(self.actor.normalise(obs)[OBS_LEAF]).squeeze(-1)
+            return self._small_value.of_rollout(self.actor.normalize(obs)[OBS_LEAF]).squeeze(-1)
         return self.actor.get_value(obs, rhs, done)[0]["value"].float().cpu()
 
     def _precision(self) -> AbstractContextManager[object]:

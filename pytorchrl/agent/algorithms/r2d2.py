@@ -148,7 +148,7 @@ class R2D2(DQN):
         """
         actor, length = self.actor, len(batch.action)
         burn_in, rest = slice(0, batch.burn_in), slice(batch.burn_in, None)
-        obs, state = actor.normalise(batch.obs), batch.rhs.get("q")
+        obs, state = actor.normalize(batch.obs), batch.rhs.get("q")
         with torch.no_grad():
             online, target_state = state, state
             if batch.burn_in:

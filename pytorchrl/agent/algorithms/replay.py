@@ -141,7 +141,7 @@ class ReplayAlgorithm(Algorithm):
         """Choose actions with the current weights; random numbers come from `self.generator`.
 
         Args:
-            obs: Leaf -> (E, ...), as environments return them; `actor.normalise` converts them to inputs of networks.
+            obs: Leaf -> (E, ...), as environments return them; `actor.normalize` converts them to inputs of networks.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of exploring.
             mask: (E, n) bool, true where an action is allowed, or None.

@@ -133,7 +133,7 @@ class SAC(ReplayAlgorithm):
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         alpha = self.log_alpha.detach().exp()
-        obs, next_obs = self.actor.normalise(batch.obs), self.actor.normalise(batch.next_obs)
+        obs, next_obs = self.actor.normalize(batch.obs), self.actor.normalize(batch.next_obs)
         terms = self._discrete_terms if self.actor.is_discrete else self._continuous_terms
         next_value, scores, policy_loss, entropy = terms(batch, obs, next_obs, alpha)
         deltas = scores - (batch.ret + batch.discount * next_value)

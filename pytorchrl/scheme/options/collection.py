@@ -162,7 +162,8 @@ class OnArrivalOptions(Options):
     col_in_flight: int = option(
         2, low=1, help="Number of requests in flight to each asynchronous collection worker.")
     broadcast_interval: int = option(
-        1, low=1, help="Number of updates after which an asynchronous collection worker receives new weights.")
+        1, low=1, help="Number of updates (not seconds) after which an asynchronous collection worker receives new "
+        "weights.")
     max_weight_sync_delay: int | None = option(
         None, low=1, help="Number of env steps after which a collection worker receives the newest weights; "
         "replaces broadcast_interval.")

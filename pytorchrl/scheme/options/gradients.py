@@ -86,7 +86,7 @@ class GWorkerOptions(Options):
     train_batch_size: int | None = option(
         None, low=1, help="Least number of steps in a train batch, including steps in which an environment is reset. "
         "A train batch consists of whole rounds (synchronous collection) or whole rollouts (asynchronous collection); "
-        "None: a single round or rollout. With replay workers, the number of transitions or sequences sampled for an "
+        "None: a single round or rollout. With replay shards, the number of transitions or sequences sampled for an "
         "update (None: the algorithm's mini_batch_size); if whole rollouts are sampled, the least number of steps "
         "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`) that they contain.")
     keep_bad_batches: str | os.PathLike[str] | None = option(

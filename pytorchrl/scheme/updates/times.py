@@ -98,14 +98,14 @@ class TreeTimes:
             else:
                 self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
-    def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
+    def seconds(self, num_collectors: int, num_grad_workers: int) -> Seconds:
         """Return the seconds that each level of the tree spent on each part of its work.
 
         The seconds cover the time from the start of the first update to the end of the latest update.
         """
         elapsed = 0.0 if self._began is None else self._until - self._began
         return with_idle(self._seconds, {"collection": elapsed * num_collectors,
-                                         "gradients": elapsed * num_gradient_workers, "update": elapsed})
+                                         "gradients": elapsed * num_grad_workers, "update": elapsed})
 
     def metrics(self) -> dict[str, float | None]:
         """Return the mean time of each operation in milliseconds."""

@@ -62,7 +62,7 @@ def several_policies(algo, actor, storage):
 
 
 AGENTS = {
-    "ppo, normalised": lambda: on_policy(
+    "ppo, normalized": lambda: on_policy(
         PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0), advantage_normalization="batch"),
         GAEBuffer.create_factory(8), normalize_obs=True, normalize_reward=True),
     "ppo, gru": lambda: on_policy(

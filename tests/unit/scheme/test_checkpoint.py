@@ -20,7 +20,7 @@ def make():
     """Return a function that makes schemes from an agent's name and settings; all are stopped after the test."""
     schemes = []
 
-    def make_(agent="ppo, normalised", test_envs=None, **settings):
+    def make_(agent="ppo, normalized", test_envs=None, **settings):
         schemes.append(Scheme(*AGENTS[agent](), test_envs, **{"runtime": "threads", "seed": 1} | settings))
         return schemes[-1]
     yield make_
@@ -30,7 +30,7 @@ def make():
 
 def combinations():
     """Yield all pairs of agent and settings; the default run includes only one of the settings for most agents."""
-    in_full = {"ppo, normalised"}
+    in_full = {"ppo, normalized"}
     for number, agent in enumerate(AGENTS):
         for place, (name, settings) in enumerate(SYNCHRONOUS.items()):
             is_usual = agent in in_full or (number + place) % len(SYNCHRONOUS) == 0

@@ -69,7 +69,7 @@ def test_the_spread_around_a_large_number_is_learned_and_kept(train, parts, kwar
     assert moments.scale.numpy() == pytest.approx([0.5, 0.5], rel=0.15)
     dtype = torch.float64 if not kwargs else torch.int64
     values = torch.tensor([[LARGE - 2, LARGE], [LARGE, LARGE + 2]], dtype=dtype)
-    seen = actor.normalise({"obs": values})["obs"]
+    seen = actor.normalize({"obs": values})["obs"]
     assert seen.dtype == torch.float32
     assert (seen[1] - seen[0]).tolist() == pytest.approx([1.0, 1.0], rel=0.15)
 

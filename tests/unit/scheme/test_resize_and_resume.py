@@ -40,7 +40,7 @@ def make_agent():
 
 @pytest.mark.parametrize(("agent", "settings"), [
     pytest.param(agent, settings, id=f"{agent}-{name}", marks=[pytest.mark.thorough] if i + j != 2 else [])
-    for i, agent in enumerate(("ppo, normalised", "dqn, prioritised", "r2d2"))
+    for i, agent in enumerate(("ppo, normalized", "dqn, prioritised", "r2d2"))
     for j, (name, settings) in enumerate(RESUMED.items())])
 def test_a_run_resumes_bit_for_bit_after_a_resize(make_agent, check_ledger, agent, settings):
     """The last resize takes effect with the checkpoint, and a later one brings back a worker that had left."""

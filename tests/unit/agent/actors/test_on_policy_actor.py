@@ -369,9 +369,9 @@ def test_moments_count_each_valid_observation_once():
         assert set(found) == {"obs/arm", "reward"}  # images are not normalized
         actor.merge_moments(found)
     seen = torch.cat([r.obs["arm"][:-1][r.valid] for r in rollouts]).double().numpy()
-    normaliser = actor.obs_moments[0]
-    assert int(normaliser.count) == len(seen) == sum(r.num_valid() for r in rollouts)
-    np.testing.assert_allclose(normaliser.mean.numpy(), seen.mean(0), rtol=1e-10)
+    normalizer = actor.obs_moments[0]
+    assert int(normalizer.count) == len(seen) == sum(r.num_valid() for r in rollouts)
+    np.testing.assert_allclose(normalizer.mean.numpy(), seen.mean(0), rtol=1e-10)
     gains = torch.cat([g[r.valid] for g, r in zip(returns, rollouts, strict=True)]).double().numpy()
     assert actor.reward_scale() == pytest.approx(1 / gains.std(), rel=1e-6)
     with pytest.raises(ConfigError, match="discounted_returns"):
@@ -384,13 +384,13 @@ def test_observations_are_normalized_everywhere_with_frozen_statistics():
     state = _clone(actor.state_buffers())
     assert len(state) == 5
     obs = _obs(actor, 4)
-    normalised = {"obs": actor.obs_moments[0].normalise(obs["obs"])}
-    assert not torch.equal(obs["obs"], normalised["obs"])
+    normalized = {"obs": actor.obs_moments[0].normalize(obs["obs"])}
+    assert not torch.equal(obs["obs"], normalized["obs"])
     action, _, params, _, _ = _act(actor, obs)
-    torch.testing.assert_close(params, _act(plain, normalised)[2])
+    torch.testing.assert_close(params, _act(plain, normalized)[2])
     action = action.clone()
-    torch.testing.assert_close(actor.evaluate(obs, {}, None, action), plain.evaluate(normalised, {}, None, action))
-    torch.testing.assert_close(actor.get_value(obs, {}, None), plain.get_value(normalised, {}, None))
+    torch.testing.assert_close(actor.evaluate(obs, {}, None, action), plain.evaluate(normalized, {}, None, action))
+    torch.testing.assert_close(actor.get_value(obs, {}, None), plain.get_value(normalized, {}, None))
     assert all(torch.equal(state[name], value) for name, value in actor.state_buffers().items())
     assert plain.moments_of(_rollout(plain)) == {}
     assert plain.reward_scale() == 1.0

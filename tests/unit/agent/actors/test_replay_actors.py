@@ -170,7 +170,7 @@ def test_observations_are_normalized_by_merged_moments():
         final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})
     before = actor.get_q_scores({"obs": rows[0]}, torch.zeros(2, 1, 2))
     actor.merge_moments(actor.moments_of(rollout))
-    seen = actor.normalise({"obs": rows[:40]})["obs"].reshape(-1, 3)
+    seen = actor.normalize({"obs": rows[:40]})["obs"].reshape(-1, 3)
     torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
     assert not torch.equal(actor.get_q_scores({"obs": rows[0]}, torch.zeros(2, 1, 2)), before)
     assert actor.reward_moments is None

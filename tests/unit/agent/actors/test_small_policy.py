@@ -145,8 +145,8 @@ class Scaled(OnPolicyActor):
         super().build_networks(generator)
         self.scale = torch.nn.Parameter(torch.tensor(-3.0))
 
-    def normalise(self, obs):
-        return {"obs": super().normalise(obs)["obs"] * self.scale}
+    def normalize(self, obs):
+        return {"obs": super().normalize(obs)["obs"] * self.scale}
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -24,14 +24,14 @@ def random_batch(seed, size, has_valid):
     return new, batch
 
 
-def reference(new, recorded, normalise, clipped_value, dual_clip):
+def reference(new, recorded, normalize, clipped_value, dual_clip):
     """Compute the loss, the reported metrics and the gradients in float64, one sample at a time."""
     logp, entropy, value = [x.detach().double().requires_grad_() for x in new]
     valid = range(len(logp)) if recorded.valid is None else recorded.valid.nonzero().flatten().tolist()
     old_logp, old_value, ret, advantage = [
         x.double() for x in (recorded.logp, recorded.value, recorded.ret, recorded.advantage)]
     chosen = advantage[list(valid)]
-    if normalise:
+    if normalize:
         advantage = (advantage - chosen.mean()) / (chosen.std() + 1e-8)
     policy, values, kl, clipped = [], [], [], 0
     for i in valid:

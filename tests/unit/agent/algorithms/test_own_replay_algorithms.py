@@ -39,7 +39,7 @@ class ExpectedSarsa(DQN):
     """DQN whose target uses the expected Q-value of the next state under the epsilon-greedy policy."""
 
     def target_values(self, batch):
-        scores = self.targets["q"](self.actor.normalise(batch.next_obs))
+        scores = self.targets["q"](self.actor.normalize(batch.next_obs))
         epsilon = self.parameters["epsilon"]
         return batch.ret + batch.discount * ((1 - epsilon) * scores.amax(-1) + epsilon * scores.mean(-1))
 

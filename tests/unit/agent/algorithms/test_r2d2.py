@@ -262,9 +262,9 @@ def test_noise_and_normalized_observations_affect_the_loss():
     batch = make_batch(plain)
     assert plain.compute_gradients(batch)[1]["loss"] == plain.compute_gradients(batch)[1]["loss"]
     assert noisy.compute_gradients(batch)[1]["loss"] != noisy.compute_gradients(batch)[1]["loss"]
-    normalised = make(actor={"normalize_obs": True})
-    normalised.actor.merge_moments({"obs/obs": (torch.tensor(9.0), torch.full((3,), 2.0), torch.full((3,), 80.0))})
-    assert normalised.compute_gradients(batch)[1]["loss"] != plain.compute_gradients(batch)[1]["loss"]
+    normalized = make(actor={"normalize_obs": True})
+    normalized.actor.merge_moments({"obs/obs": (torch.tensor(9.0), torch.full((3,), 2.0), torch.full((3,), 80.0))})
+    assert normalized.compute_gradients(batch)[1]["loss"] != plain.compute_gradients(batch)[1]["loss"]
 
 
 def test_a_restored_state_gives_equal_gradients():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.actors.normalisers import discounted_sums
+from pytorchrl.agent.actors.normalizers import discounted_sums
 from pytorchrl.agent.data import ActingStep
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.restarts import RESTARTS, EnvFault, RememberingEnv, RestartingEnv, Restarts

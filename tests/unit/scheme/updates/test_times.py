@@ -43,7 +43,7 @@ def test_the_remaining_time_of_a_level_is_idle():
         clock.now_s += 2.0
     times.add_part(*parts.pop())
     times.add_seconds({"gradients": {"grad": 2.5}})
-    seconds = times.seconds(num_collectors=2, num_gradient_workers=1)
+    seconds = times.seconds(num_collectors=2, num_grad_workers=1)
     assert (seconds["update"]["wait"], seconds["update"]["apply"], seconds["update"]["idle"]) == (3.0, 2.0, 1.0)
     assert (seconds["gradients"]["grad"], seconds["gradients"]["idle"]) == (2.5, 3.5)
     assert seconds["collection"]["idle"] == 12.0

@@ -56,7 +56,7 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
 class RunningMoments(nn.Module):
     """Mean and variance of all merged samples, stored in buffers, so that they are part of the actor's state.
 
-    Only `merge` changes the moments; acting and learning do not. Before the first merge, `normalise` only clips.
+    Only `merge` changes the moments; acting and learning do not. Before the first merge, `normalize` only clips.
     """
 
     count: Tensor
@@ -90,7 +90,7 @@ class RunningMoments(nn.Module):
         self.shift.copy_(mean)
         self.scale.copy_((m2 / count + _EPSILON).rsqrt())
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor.
 
         Dtypes with values that float32 cannot represent exactly (`_WIDE`) are normalized in float64.
@@ -102,17 +102,17 @@ class RunningMoments(nn.Module):
         return ((x - self.shift) * self.scale).clamp_(-_CLIP, _CLIP)
 
     def in_numpy(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return a function that normalizes float32 arrays as `normalise` does, with bit-identical results.
+        """Return a function that normalizes float32 arrays as `normalize` does, with bit-identical results.
 
         The arrays have the shape (B, ...), where ... is the shape of the buffers. The function shares memory with the
         buffers on the CPU, so it always uses the current moments.
         """
         shift, scale = self.shift.numpy(), self.scale.numpy()
 
-        def normalise(x: np.ndarray) -> np.ndarray:
+        def normalize(x: np.ndarray) -> np.ndarray:
             x = x - shift
             x *= scale
             np.maximum(x, -_CLIP, out=x)
             return np.minimum(x, _CLIP, out=x)
 
-        return normalise
+        return normalize

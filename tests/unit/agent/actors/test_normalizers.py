@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.actors.normalisers import RunningMoments, discounted_sums, moments
+from pytorchrl.agent.actors.normalizers import RunningMoments, discounted_sums, moments
 from pytorchrl.agent.data import RolloutData
 
 
@@ -32,7 +32,7 @@ def test_normalize_shifts_scales_and_clips():
     x = samples[:9].clone()
     x[0, 1] = 1e6
     x[1, 1] = -1e6
-    result = running.normalise(x)
+    result = running.normalize(x)
     expected = (x.double().numpy() - samples.double().numpy().mean(0)) / samples.double().numpy().std(0)
     np.testing.assert_allclose(result.numpy(), np.clip(expected, -10, 10), atol=2e-3)
     assert result.dtype == torch.float32
@@ -44,18 +44,18 @@ def test_nothing_changes_before_the_first_samples():
     running = RunningMoments((3,))
     running.merge(moments(_samples(0, 0)))
     x = torch.tensor([[1.0, -2.0, 3.0]])
-    assert torch.equal(running.normalise(x), x)
+    assert torch.equal(running.normalize(x), x)
 
 
 def test_numpy_gives_the_same_bits_and_follows_later_merges():
     running = RunningMoments((3,))
-    normalise = running.in_numpy()
+    normalize = running.in_numpy()
     for seed in range(3):
         running.merge(moments(_samples(20, seed)))
         x = _samples(50, 9)
         x[0], x[1] = torch.tensor([torch.nan, torch.inf, -torch.inf]), 1e9
         before = x.clone()
-        np.testing.assert_array_equal(normalise(x.numpy()), running.normalise(x).numpy())
+        np.testing.assert_array_equal(normalize(x.numpy()), running.normalize(x).numpy())
         torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
 
 
@@ -64,7 +64,7 @@ def test_state_contains_all_moments():
     first.merge(moments(_samples(50, 0)))
     second.load_state_dict(first.state_dict())
     x = _samples(4, 1)
-    assert torch.equal(first.normalise(x), second.normalise(x))
+    assert torch.equal(first.normalize(x), second.normalize(x))
     for running in (first, second):
         running.merge(moments(_samples(9, 2)))
     assert torch.equal(first.m2, second.m2)
@@ -82,7 +82,7 @@ def test_numbers_around_1e9_keep_their_spread(dtype):
     exact = samples.double().numpy()
     np.testing.assert_allclose(running.mean.numpy(), exact.mean(0), rtol=1e-15)
     np.testing.assert_allclose(running.scale.numpy(), 1 / exact.std(0), rtol=1e-6)
-    seen = running.normalise(samples)
+    seen = running.normalize(samples)
     assert seen.dtype == torch.float32
     np.testing.assert_allclose(seen.numpy(), (exact - exact.mean(0)) / exact.std(0), atol=1e-6)
 
@@ -91,8 +91,8 @@ def test_booleans_are_normalized_as_0_and_1():
     flags = torch.tensor([[True, False], [True, True], [False, True], [True, True]])
     running = RunningMoments((2,))
     running.merge(moments(flags))
-    np.testing.assert_array_equal(running.normalise(flags).numpy(), running.normalise(flags.float()).numpy())
-    assert running.normalise(flags).std(0, correction=0).tolist() == pytest.approx([1.0, 1.0])
+    np.testing.assert_array_equal(running.normalize(flags).numpy(), running.normalize(flags.float()).numpy())
+    assert running.normalize(flags).std(0, correction=0).tolist() == pytest.approx([1.0, 1.0])
 
 
 def column_rollout(reward, ended, valid):
