@@ -34,6 +34,7 @@
     ├ ReplayError                       a replayed run differs from its record
     ├ StoppedError                      an object was used after stop() or close()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
+    ├ UnknownParameterError (KeyError)  no such parameter can change during training
     └ WeightsError                      weights do not fit the actor
 
 Every class passes all its arguments to `super().__init__`, so that pickle can restore an instance in another process.
@@ -206,6 +207,13 @@ class StoppedError(PyTorchRLError):
 
 class CallOrderError(PyTorchRLError, RuntimeError):
     """A method was called before another method that must be called first. The message names the other method."""
+
+
+class UnknownParameterError(PyTorchRLError, KeyError):
+    """An algorithm or storage has no parameter of this name that can change. The message lists those that can."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # `KeyError` would put the message in quotation marks
 
 
 class WeightsError(PyTorchRLError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
-from pytorchrl.errors import ConfigError, WeightsError
+from pytorchrl.errors import ConfigError, UnknownParameterError, WeightsError
 from pytorchrl.support.untyped import OptionsOfSubclass
 
 
@@ -44,13 +44,13 @@ class Updatable:
         A schedule is a `Schedule` or a list of points (env step, value).
 
         Raises:
-            KeyError: There is no such option, or it cannot change.
+            UnknownParameterError: There is no such option, or it cannot change.
             ConfigError: The value is not allowed, or it is a function; the option keeps its previous value.
         """
         names = self.updatable
         if name not in names:
-            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can update "
-                           f"{', '.join(names) or 'nothing'}")
+            raise UnknownParameterError(f"{type(self).__name__} cannot update {name!r}; it can update "
+                                        f"{', '.join(names) or 'nothing'}")
         options = dataclasses.replace(self.options, **{name: value})
         checked = getattr(options, name)
         refuse_function(checked)

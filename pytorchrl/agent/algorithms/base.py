@@ -289,7 +289,7 @@ class Algorithm(Part, Updatable, ABC):
         A number or a new `Schedule` replaces the schedule that the option follows, if there is one.
 
         Raises:
-            KeyError: There is no such option, or it cannot change.
+            UnknownParameterError: There is no such option, or it cannot change.
             ConfigError: The value is not allowed; nothing was changed.
         """
         self._update_option(name, value)

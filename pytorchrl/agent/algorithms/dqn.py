@@ -30,7 +30,7 @@ from pytorchrl.agent.schedules import Schedule, as_schedule, linear
 from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
-from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.errors import ConfigError, Problem, UnknownParameterError
 
 EPSILON_PER_WORKER_HELP = (
     "Give each collector its own constant epsilon: 0.4 for the first collector, smaller for each later one.")
@@ -139,7 +139,8 @@ class DQN(ReplayAlgorithm):
             super().update_algorithm_parameter(name, value)
             return
         if self._ladder_epsilon is not None:
-            raise KeyError("epsilon is fixed, because with epsilon_per_worker=True each collector has its own")
+            raise UnknownParameterError(
+                "epsilon is fixed, because with epsilon_per_worker=True each collector has its own")
         epsilon = as_schedule(value, _EPSILON, 0.0, 1.0, exclusive=False)
         refuse_function(epsilon)
         numbers = epsilon.values if isinstance(epsilon, Schedule) else (epsilon,)

@@ -25,7 +25,7 @@ from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem, WeightsError
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem, UnknownParameterError, WeightsError
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 from pytorchrl.support.work import Work
 
@@ -251,7 +251,7 @@ class MultiAgentAlgorithm(Algorithm):
         `policy/trainable` (True or False) determines whether the policy learns.
 
         Raises:
-            KeyError: No policy has such a parameter.
+            UnknownParameterError: No policy has such a parameter.
             ConfigError: A policy does not allow the value, or no policy would learn; nothing was changed.
         """
         found = [policy for policy in self.algorithms if name.startswith(policy + SEPARATOR)]
@@ -265,7 +265,8 @@ class MultiAgentAlgorithm(Algorithm):
             self._trainable = trainable
             return
         if not _update([self.algorithms[policy] for policy in found or self.algorithms], own, value):
-            raise KeyError(f"no policy has a parameter {name!r} that can change; use {', '.join(self.updatable)}")
+            raise UnknownParameterError(
+                f"no policy has a parameter {name!r} that can change; use {', '.join(self.updatable)}")
 
     @property
     def updatable(self) -> list[str]:
@@ -356,7 +357,7 @@ def _update(algorithms: list[Algorithm], name: str, value: object) -> bool:
         try:
             algo.update_algorithm_parameter(name, value)
             is_known = True
-        except KeyError:  # noqa: PERF203 - another policy may have this parameter
+        except UnknownParameterError:  # noqa: PERF203 - another policy may have this parameter
             continue
         except ConfigError:
             for changed, options, schedules, parameters in before:

@@ -19,7 +19,7 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, ContractError, NonFiniteDataError
 from pytorchrl.support.untyped import Forwarded, StateDict
 
 _FIRST_PRIORITY = 1.0
@@ -129,12 +129,14 @@ class PERBuffer(ReplayBuffer):
             errors: (N,) float, TD errors, signed or absolute.
 
         Raises:
-            ValueError: The lengths differ, an error is not finite, or an id was never assigned to a row.
+            ContractError: The lengths differ.
+            NonFiniteDataError: An error is not finite.
+            ValueError: An id was never assigned to a row.
         """
         if len(ids) != len(errors):
-            raise ValueError(f"expected one error for each id, got {len(ids)} ids and {len(errors)} errors")
+            raise ContractError(f"expected one error for each id, got {len(ids)} ids and {len(errors)} errors")
         if not np.isfinite(errors).all():
-            raise ValueError("TD errors must be finite")
+            raise NonFiniteDataError("TD errors must be finite")
         rows = ids % self.options.size
         # Discard errors of evicted rows, and of rows that cannot be drawn because frames of their stacks were evicted.
         known = self.ring.resident(ids)
@@ -162,10 +164,10 @@ class PERBuffer(ReplayBuffer):
         """Return |error| + epsilon, (N,) float64, for N errors, and update the largest value so far.
 
         Raises:
-            ValueError: An error is not finite.
+            NonFiniteDataError: An error is not finite.
         """
         if not np.isfinite(errors).all():
-            raise ValueError("TD errors must be finite")
+            raise NonFiniteDataError("TD errors must be finite")
         priorities = np.abs(errors).astype(np.float64) + self.options.epsilon
         self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
         return priorities

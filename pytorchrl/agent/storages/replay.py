@@ -218,7 +218,7 @@ class ReplayBuffer(Storage):
         """Set an updatable option to a number or a schedule.
 
         Raises:
-            KeyError: The option is not updatable.
+            UnknownParameterError: The option is not updatable.
             ConfigError: The value is not allowed; nothing was changed.
         """
         self._update_option(name, value)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pytorchrl.agent.contracts import check_acting_step
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
+from pytorchrl.errors import CallOrderError
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
 """Inputs for the next action: observations, memory states, starts of episodes and action masks, each (E, ...)."""
@@ -88,7 +89,7 @@ class RolloutRows:
         """Append one step, which fills the next row of transitions and the next row of observations.
 
         Raises:
-            RuntimeError: The rollout has all of its steps.
+            CallOrderError: The rollout has all of its steps.
         """
         if self._taken:
             self._begin_next()
@@ -96,7 +97,7 @@ class RolloutRows:
             self._allocate_transitions(acting)
         t = self._t
         if t >= self.size:
-            raise RuntimeError(f"the rollout already has {self.size} steps; call get_all_buffer_data() first")
+            raise CallOrderError(f"the rollout already has {self.size} steps; call get_all_buffer_data() first")
         row = self._transition_rows[t]
         # An assignment is five times as fast as torch's copy_, and three times as fast as NumPy's copyto.
         row.action[...] = acting.action
@@ -115,10 +116,10 @@ class RolloutRows:
         """Return the current rollout, as copies if `copy` is true, else as views.
 
         Raises:
-            RuntimeError: No transition was inserted.
+            CallOrderError: No transition was inserted.
         """
         if self._other is None:
-            raise RuntimeError("there is no rollout before the first transition; insert a transition first")
+            raise CallOrderError("there is no rollout before the first transition; insert a transition first")
         if self._taken:
             self._begin_next()
         t = self._t

@@ -386,7 +386,7 @@ class CWorker(Worker):
         self._interrupted = True
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:
-        """Change one of the algorithm's updatable parameters; an unknown name raises `KeyError`."""
+        """Change one of the algorithm's updatable parameters; see `Algorithm.update_algorithm_parameter`."""
         with self.journal.writing():
             self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
             self._snapshot = None

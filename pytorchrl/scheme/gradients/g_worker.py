@@ -377,7 +377,7 @@ class GWorker(Worker):
         return save(fname, state)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:
-        """Change one of the algorithm's updatable parameters; an unknown name raises `KeyError`."""
+        """Change one of the algorithm's updatable parameters; see `Algorithm.update_algorithm_parameter`."""
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:

@@ -15,7 +15,7 @@ from pytorchrl.agent.algorithms import DDPG
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.storages import PERBuffer
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, ContractError, NonFiniteDataError
 
 
 def steps(count, first=0, valid=None):
@@ -169,7 +169,7 @@ def test_wrong_updates_are_refused(per):
         storage.after_gradients(storage.sample(2), {"loss": 0.0})
     for ids, errors, message in (([0, 1], [1.0], "got 2 ids and 1 errors"), ([0], [np.nan], "finite"),
                                  ([4], [1.0], r"in \[0, 4\), got 4 to 4"), ([-1], [1.0], "got -1")):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ContractError, NonFiniteDataError, ValueError), match=message):
             storage.update_priorities(np.array(ids), np.array(errors))
 
 
