@@ -132,7 +132,7 @@ class DQN(ReplayAlgorithm):
         """Set an option or `epsilon` to a number, a `Schedule` or a list of points (env step, value).
 
         Raises:
-            KeyError: `epsilon` is fixed, because `epsilon_per_worker` is true.
+            UnknownParameterError: `epsilon` is fixed, because `epsilon_per_worker` is true.
             ConfigError: The value is not allowed for the option.
         """
         if name != _EPSILON:
