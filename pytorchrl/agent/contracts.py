@@ -284,6 +284,44 @@ def _check_batch(storage: object, batch: object) -> None:
                       "one number for each sample, like `done`")
 
 
+class DataCheck:
+    """Check that all rollouts and batches of a storage have the dtypes and shapes of the first ones.
+
+    The number of axes of each tensor must stay the same, and so must its sizes after the axes of steps, environments
+    and samples, whose lengths may change.
+    """
+
+    def __init__(self, storage: object) -> None:
+        self._storage = storage
+        self._first: dict[tuple[str, ...], tuple[torch.dtype, int, tuple[int, ...]]] = {}
+
+    def check(self, method: str, data: object) -> None:
+        """Raise `ContractError` if a tensor in `data`, a result of the storage's `method`, differs from its first one.
+
+        Args:
+            method: The method, such as "generate_batches()".
+            data: A dataclass of tensors and of dictionaries of tensors, such as `Batch` or `RolloutData`.
+        """
+        if isinstance(data, Batch):
+            _check_batch(self._storage, data)
+        self._check((method,), data, 1 if isinstance(data, (Batch, ReplayBatch)) and data.ret.dim() == 1 else 2)
+
+    def _check(self, path: tuple[str, ...], value: object, num_axes: int) -> None:
+        if isinstance(value, Tensor):
+            found = value.dtype, value.dim(), tuple(value.shape[num_axes:])
+            first = self._first.setdefault(path, found)
+            if found != first:
+                dtype, dims, sizes = first
+                raise violation(self._storage, path[0], f"{'/'.join(path[1:])!r} as {_described(value)}",
+                                f"dtype {_plain(dtype)}, {dims} axes and the last sizes {sizes}, as at first")
+        elif isinstance(value, Mapping):
+            for name, item in value.items():
+                self._check((*path, str(name)), item, num_axes)
+        elif dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                self._check((*path, field.name), getattr(value, field.name), num_axes)
+
+
 def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> None:
     """Raise `ContractError` unless `estimate` of a storage returned advantages and returns, both (T, E) float32."""
     if not isinstance(estimate, tuple) or len(estimate) != 2:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pytorchrl.agent.contracts import DataCheck
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
@@ -112,11 +113,14 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
     elif staging is not None and isinstance(batches, QueueSource) and plan.microbatch_size is None \
             and isinstance(worker.storage, VanillaOnPolicyBuffer):
         loader = Loader(staging, samples.following, runtime.now)
+    options = options_of(GWorkerOptions, collection)
+    keep = options.keep_bad_batches
     source = BatchSource(
         worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
         # With priorities, no batch is drawn ahead, because a draw depends on the TD errors of the previous batch.
         staging=staging, draws_ahead=is_kept and not worker.storage.has_priorities)
-    keep = options_of(GWorkerOptions, collection).keep_bad_batches
+    if options.check_data == "always":
+        source.check = DataCheck(worker.storage)
     bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
     return GWorkerParts(
         ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,

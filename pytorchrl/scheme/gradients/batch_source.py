@@ -9,6 +9,7 @@ from typing import cast
 
 from typing_extensions import override
 
+from pytorchrl.agent.contracts import DataCheck
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import LearnerStarvedError, StoppedError
 from pytorchrl.runtime import Runtime
@@ -202,6 +203,7 @@ class BatchSource:
             current batch is computed.
 
     Attributes:
+        check: The check of every rollout and every batch; None: they are not checked.
         staging: Object that copies batches to the learner's device; None if nothing is copied in advance.
         is_loaded: Whether a train batch was loaded into the storage, and no pass over it has started since then.
     """
@@ -213,6 +215,7 @@ class BatchSource:
         self._loader, self.staging, self._draws_ahead = loader, staging, draws_ahead
         self._algo, self._storage, self._is_streamed = worker.algo, worker.storage, is_streamed
         self._is_local = is_local
+        self.check: DataCheck | None = None
         self._batches: Iterator[Batch] | None = None
         self.is_loaded = False
         self._current: TrainBatch | None = None
@@ -225,8 +228,15 @@ class BatchSource:
         """Number of steps in the current train batch (`RolloutHeader.size`); 0 without a train batch."""
         return 0 if self._current is None else self._current.size
 
-    @timed("copy")
     def next(self) -> Batch:
+        """Return the next batch, after a check if all data are checked; see `_next`."""
+        batch = self._next()
+        if self.check is not None:
+            self.check.check("generate_batches()", batch)
+        return batch
+
+    @timed("copy")
+    def _next(self) -> Batch:
         """Return the next batch of the current train batch; if no batch is left, load the next train batch first.
 
         With replay, the storage provides no batch before learning starts. Until then, this method keeps loading train
@@ -257,6 +267,9 @@ class BatchSource:
             self._decode(current)  # at later uses, the train batch already contains tensors
         if self._loader is not None:
             self._loader.look_ahead()
+        if self.check is not None:
+            for queued in current.rollouts:
+                self.check.check("get_all_buffer_data()", queued.rollout.data)
         self._storage.insert_from([queued.rollout.data for queued in current.rollouts],
                                   [queued.rollout.header.source for queued in current.rollouts])
         self._storage.before_gradients()

@@ -89,6 +89,9 @@ class GWorkerOptions(Options):
         "None: a single round or rollout. With replay shards, the number of transitions or sequences sampled for an "
         "update (None: the algorithm's mini_batch_size); if whole rollouts are sampled, the least number of steps "
         "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`) that they contain.")
+    check_data: str = option(
+        "first", choices=("first", "always"), help="Data whose shapes and dtypes gradient workers check: the first "
+        "batch of a storage, or every rollout and batch, to find an own class that changes them later.")
     keep_bad_batches: str | os.PathLike[str] | None = option(
         None, check=partial(check_directory, "keep_bad_batches"),
         help="Directory in which each gradient worker saves its first batches whose loss or gradient is not "

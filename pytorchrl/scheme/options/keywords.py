@@ -65,6 +65,7 @@ class GradientKeywords(TypedDict, total=False):
     microbatch_size: int | None
     prefetch: int | None
     norm_over: str
+    check_data: str
     keep_bad_batches: str | os.PathLike[str] | None
     grad_device: str | None
 

@@ -52,7 +52,8 @@ DRIVER = "UWorker"
 
 # Settings that affect where and how fast a run executes, but not its results.
 _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches",
-                 "queue_timeout_s", "on_starved", "worker_timeout_s", "col_worker_resources", "grad_worker_resources"}
+                 "check_data", "queue_timeout_s", "on_starved", "worker_timeout_s", "col_worker_resources",
+                 "grad_worker_resources"}
 
 
 def differences(old_settings: Mapping[str, object], settings: Mapping[str, object],

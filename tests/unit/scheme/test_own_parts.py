@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -209,3 +210,46 @@ def test_a_contract_violation_in_a_replay_algorithm_is_reported():
             go_on()
     finally:
         scheme.stop()
+
+
+class LateRewards(GAEBuffer):
+    """A storage whose rollouts have float64 rewards, except the first one."""
+
+    num_rollouts = 0
+
+    def get_all_buffer_data(self, copy=True):
+        rollout, self.num_rollouts = super().get_all_buffer_data(copy), self.num_rollouts + 1
+        return replace(rollout, reward=rollout.reward.double()) if self.num_rollouts > 1 else rollout
+
+    def estimate(self, rollout, recompute=False):
+        return super().estimate(replace(rollout, reward=rollout.reward.float()), recompute)
+
+
+class LateStarts(GAEBuffer):
+    """A storage whose batches have integers in `done`, except the first one of each pass."""
+
+    def generate_batches(self, *args, **kwargs):
+        for number, batch in enumerate(super().generate_batches(*args, **kwargs)):
+            yield replace(batch, done=batch.done.int()) if number else batch
+
+
+@pytest.mark.parametrize(("storage", "message"), [
+    (LateRewards, r"LateRewards.get_all_buffer_data\(\) returned 'reward' as .* float64; expected dtype float32"),
+    (LateStarts, r"LateStarts.generate_batches\(\) returned 'done' as a tensor .* int32; expected dtype bool"),
+])
+@pytest.mark.parametrize("settings", [{}, TWO_WORKERS], ids=["central", "async collection"])
+def test_a_storage_that_changes_its_data_late_is_found_by_check_data(make_scheme, storage, message, settings):
+    scheme = make_scheme(CountingEnv, storage=storage, **settings)
+    for _ in range(6):
+        scheme.step()  # by default, only the first batch is checked, so that neither change is noticed
+    scheme.stop()
+    scheme = make_scheme(CountingEnv, storage=storage, check_data="always", **settings)  # builds the agent anew
+    with pytest.raises(ContractError, match=message):
+        [scheme.step() for _ in range(20)]
+
+
+@pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
+def test_data_of_the_library_pass_check_data(make_scheme, settings):
+    scheme = make_scheme(CountingEnv, check_data="always", **settings)
+    for _ in range(6):
+        assert math.isfinite(scheme.step()["loss"])
