@@ -38,7 +38,7 @@ def test_a_scheme_continues_after_draining(stop, name):
             col_communication=ASYNC, grad_worker_resources=FREE)
     stop.append(scheme)
     for _ in range(2):
-        for _ in range(10):
+        for _ in range(20):
             scheme.step()
         ledger, version = drain(scheme), scheme.version
         assert drain(scheme) == ledger
