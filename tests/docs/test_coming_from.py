@@ -76,8 +76,23 @@ def error_of(algorithm, name):
 
 
 @cache
+def all_errors(algorithm):
+    """Return name -> the line on it in the error of `train` for all names on the pages that no algorithm has."""
+    names = {name for _, theirs, _ in translations() for name in theirs}
+    names |= {name for _, name in names_without_counterpart()}
+    options = {"target_steps": 1, "progress": False, **dict.fromkeys(names - all_options(), 1)}
+    with pytest.raises(ConfigError) as caught:
+        train(algorithm, ALGORITHMS[algorithm], **options)
+    lines = [line.removeprefix("- ") for line in str(caught.value).splitlines()[1:]]
+    return {re.match("there is no option '(.*?)'; ", line)[1]: line for line in lines}
+
+
+@cache
 def errors_of(name):
-    return [error for algorithm in ALGORITHMS if (error := error_of(algorithm, name))]
+    """Return the errors for `name`; those for a name that some algorithms have come from a call with only this name."""
+    if name in all_options():
+        return [error for algorithm in ALGORITHMS if (error := error_of(algorithm, name))]
+    return [all_errors(algorithm)[name] for algorithm in ALGORITHMS]
 
 
 @cache

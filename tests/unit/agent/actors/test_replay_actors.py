@@ -55,6 +55,7 @@ def _weights(module):
 # ---- both actors
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("observations", OBSERVATIONS)
 @pytest.mark.parametrize(("cls", "actions", "options"), [
     (QActor, FOUR, {}), (QActor, FOUR, {"dueling": True, "noisy": True}), (OffPolicyActor, FOUR, {}),

@@ -36,6 +36,7 @@ def in_torch(algorithm):
     return algorithm
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("num", [1, 3])
 @pytest.mark.parametrize(("cls", "actor", "options"), [

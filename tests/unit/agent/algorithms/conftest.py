@@ -154,14 +154,29 @@ def traced_only(monkeypatch):
     monkeypatch.setattr(torch, "compile", trace)
 
 
+def train_parts(cls=PPO, rollouts=2, masked=False, next_step=False, num_envs=4, **settings):
+    """Train on several rollouts, and return the parts and the info of each update."""
+    parts = build_parts(cls, num_envs=num_envs, **settings)
+    steps = MadeUpSteps(num_envs, masked=masked, next_step=next_step)
+    infos = [info for _ in range(rollouts) for info in learn_from(parts, [collect_rollout(parts, steps)])]
+    return parts, infos
+
+
 @pytest.fixture
 def train():
-    """Return a function that trains on several rollouts, and returns the parts and the info of each update."""
-    def run(cls=PPO, rollouts=2, masked=False, next_step=False, num_envs=4, **settings):
-        parts = build_parts(cls, num_envs=num_envs, **settings)
-        steps = MadeUpSteps(num_envs, masked=masked, next_step=next_step)
-        infos = [info for _ in range(rollouts) for info in learn_from(parts, [collect_rollout(parts, steps)])]
-        return parts, infos
+    return train_parts
+
+
+@pytest.fixture(scope="session")
+def plain_params():
+    """Return a function that trains like `train` and returns the parameters; it trains once with equal settings."""
+    known = {}
+
+    def run(cls=PPO, **settings):
+        key = cls, repr(settings)
+        if key not in known:
+            known[key] = train_parts(cls, **settings)[0].params
+        return known[key]
     return run
 
 

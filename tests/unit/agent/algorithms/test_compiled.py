@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from pytorchrl.agent.algorithms import APPO, PPO
+from pytorchrl.agent.algorithms import A2C, APPO, PPO
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
 # Torch emits this warning when its compiler is imported.
@@ -55,7 +55,7 @@ def test_replaced_gradients_are_measured_again(build, collect, made_up_steps, mo
 
 
 def test_batches_of_another_layout_have_their_own_graphs(build, collect, made_up_steps, traced_only):
-    plain, compiled = pair = [build(PPO, compile=flag) for flag in (False, True)]
+    plain, compiled = pair = [build(A2C, compile=flag, actor={"hidden_sizes": ()}) for flag in (False, True)]
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
     plain.storage.before_gradients()
     whole, = plain.storage.generate_batches(1)
@@ -124,7 +124,7 @@ def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up
     import torch._inductor.config
 
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/no/such/compiler"))
-    parts = build(PPO, compile=True, actor={"hidden_sizes": (7,)})
+    parts = build(A2C, compile=True, actor={"hidden_sizes": ()})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
     with torch._inductor.config.patch(force_disable_caches=True), pytest.raises(ConfigError, match="compile=False"):

@@ -23,6 +23,7 @@ CASES = {
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, False),
     # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`_compile_graph`).
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
+    "small sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": ()}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
 }
 
@@ -37,7 +38,7 @@ def rows(batch, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "counts"), [
-    pytest.param("sac", (7, 7), id="sac"),
+    pytest.param("small sac", (7, 7), id="small sac"),
     *(pytest.param(case, (7, 7, 5, 7, 5, 5), id=f"{case}-two sizes", marks=pytest.mark.thorough) for case in CASES)])
 def test_compiled_gradients_equal_the_uncompiled_ones(case, counts):
     cls, actor_class, space, actor, masked = CASES[case]

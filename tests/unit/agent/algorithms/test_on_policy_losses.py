@@ -88,6 +88,7 @@ def test_a2c_loss_equals_the_formula(build):
     torch.testing.assert_close(measured, torch.stack([expected, policy, critic, entropy[keep].mean()]).detach())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("settings", [
     {}, {"masked": True}, {"next_step": True},
     {"actor": {"recurrent_net": "gru", "recurrent_size": 5}},

@@ -94,6 +94,7 @@ def expected_at(batch, rows, columns, expected):
     return tuple(np.stack(each) for each in zip(*found, strict=True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize("transform", [None, "sign"])

@@ -34,6 +34,7 @@ class Pictures(gym.Env):
         return self._memory
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("num_frames", [2, 3, 4, 5])
 @pytest.mark.parametrize("channels", [1, 3])

@@ -90,6 +90,7 @@ def check_columns(batch, drawn, n_step):
     assert_masks(batch.mask, following, next_masks)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("n_step", [1, 3, 9])
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.3), (0, 0.03), (3, 0.1)])
