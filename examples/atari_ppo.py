@@ -51,7 +51,7 @@ class SmallCNN(nn.Module):
 def main() -> None:
     args = parse_args()
     num_envs, num_steps = (4, 16) if args.smoke else (16, 64)
-    target_steps = 256 if args.smoke else args.target_steps
+    target_steps = 128 if args.smoke else args.target_steps
 
     # `atari_factory` applies the usual preprocessing. In training, each reward is replaced by its sign, and an episode
     # ends at each lost life. Evaluations use raw rewards and whole games.

@@ -52,13 +52,13 @@ COUNTS = {
     "r2d2.py": ((300, 1), False),
     "microbatch.py": ((1966, 1), True),
     "multi_agent.py": ((800, 32), True),
-    "atari_ppo.py": ((256, 40), True),
+    "atari_ppo.py": ((128, 16), True),
     "mujoco_ppo.py": ((256, 160), True),
     "imitate.py": ((982, 40), True),
     "optuna_search.py": ((312, 100), True),
     "tune_search.py": ((256, 20), False),
 }
-ON_RAY = {"parallel_sync_ppo.py", "ddppo.py", "tune_search.py"}
+ON_RAY = {"parallel_sync_ppo.py", "tune_search.py"}
 # Runs a script with threads wherever a scheme would use Ray.
 WITH_THREADS = """
 import runpy, sys

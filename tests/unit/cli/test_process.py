@@ -17,20 +17,6 @@ TRAIN = ["-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--num-envs"
          "1", "--no-tensorboard"]
 
 
-def test_central_training_never_imports_ray(run_python):
-    script = (
-        "import sys\n"
-        "from pytorchrl.cli import main\n"
-        "code = main(['train', 'ppo', '--env', 'CartPole-v1', '--target-steps', '300', '--eval-every', '100', "
-        "'--eval-episodes', '1',\n"
-        "             '--num-steps', '16', '--log-dir', 'run', '--no-tensorboard'])\n"
-        "names = ('ray', 'matplotlib', 'moviepy', 'tensorboard', 'ale_py', 'mujoco')\n"
-        "print(code, [name for name in names if name in sys.modules])\n")
-    result = run_python("-W", "error", "-c", script)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "0 []", result.stderr
-
-
 def wait_for_line(process, text, timeout_s=60):
     """Read the process's stderr until a line contains `text`."""
     deadline = time.monotonic() + timeout_s

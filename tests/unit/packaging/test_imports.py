@@ -139,8 +139,10 @@ def test_constants_equal_their_strings():
     assert (pytorchrl.CENTRAL, pytorchrl.PARALLEL) == ("Central", "Parallel")
 
 
-def test_importing_everything_loads_only_what_training_needs(run_python):
+def test_importing_everything_and_central_training_load_only_what_training_needs(run_python):
     """Check that importing everything loads no optional package, and no module of torch that `import torch` does not.
+
+    Central training then imports neither Ray nor an optional package.
 
     Such modules, for example `torch._dynamo`, take seconds. `benchmarks/start.py` measures times. The file with names
     from other libraries is read only for error messages.
@@ -152,10 +154,18 @@ def test_importing_everything_loads_only_what_training_needs(run_python):
         "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
         "from pytorchrl.agent.names_elsewhere import libraries\n"
         "assert libraries.cache_info().currsize == 0\n"
-        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)\n")
-    result = run_python("-c", script)
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)\n"
+        "from pytorchrl.cli import main\n"
+        "code = main(['train', 'ppo', '--env', 'CartPole-v1', '--target-steps', '100', '--eval-every', '50', "
+        "'--eval-episodes', '1',\n"
+        "             '--num-steps', '16', '--log-dir', 'run', '--no-tensorboard'])\n"
+        "names = ('ray', 'matplotlib', 'moviepy', 'tensorboard', 'ale_py', 'mujoco')\n"
+        "print(code, [name for name in names if name in sys.modules])\n")
+    result = run_python("-W", "error", "-c", script)
     assert result.returncode == 0, result.stderr
-    loaded = {name for name in result.stdout.split() if "cython" not in name}
+    first, *_, last = result.stdout.splitlines()
+    assert last == "0 []", result.stderr
+    loaded = {name for name in first.split() if "cython" not in name}
     assert loaded == {"pytorchrl", "gymnasium", "numpy", "cloudpickle", "farama_notifications"}
 
 

@@ -47,7 +47,7 @@ def test_a_recorded_game_equals_that_of_the_vector_environment():
         envs = made(mode="test", seed=1)
         try:
             envs.reset()
-            for _ in range(60):
+            for _ in range(20):
                 step = envs.step(np.zeros(envs.num_envs, dtype=np.int64))
             pictures.append(step.obs["obs"][0].astype(np.float64))
         finally:
@@ -114,13 +114,6 @@ def test_a_folder_that_cannot_be_created_is_refused(tmp_path, monkeypatch):
         video.record_video(agent, tmp_path / "file" / "films")
 
 
-def test_videos_are_written(tmp_path):
-    pytest.importorskip("moviepy")
-    agent = train("ppo", "CartPole-v1", **TINY)
-    video.record_video(agent, tmp_path, num_episodes=2)
-    assert len(list(tmp_path.glob("*.mp4"))) == 2
-
-
 class Plain(gym.Env):
     """An environment whose constructor takes no render mode."""
 
@@ -176,12 +169,12 @@ def test_episodes_are_shown_in_the_window_of_the_environment(monkeypatch):
     assert modes == [None, "human"]  # the first environment is built to read its render modes
 
 
-def test_a_video_contains_the_frames_of_an_episode(tmp_path):
+def test_each_video_contains_the_frames_of_an_episode(tmp_path):
     pytest.importorskip("moviepy")
     cv2 = pytest.importorskip("cv2")
     agent = train("ppo", "CartPole-v1", **TINY)
-    evaluation = video.record_video(agent, tmp_path, num_episodes=1, seed=1)
-    (path,) = tmp_path.glob("*.mp4")
+    evaluation = video.record_video(agent, tmp_path, num_episodes=2, seed=1)
+    path, _ = sorted(tmp_path.glob("*.mp4"))
     film, pictures = cv2.VideoCapture(str(path)), []
     while True:
         is_read, picture = film.read()
