@@ -38,6 +38,7 @@ VectorMaker = Callable[..., AnyVectorEnv]
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
+_TERMINATION_S = 5.0
 _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
 
 
@@ -96,14 +97,17 @@ def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
     Args:
         envs: The environments.
         failed: Whether one of their processes has failed; all processes are then terminated without waiting for
-            replies.
+            replies, and killed if they still run after 5 seconds.
         where: Name of the worker, for log messages.
     """
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
             process.terminate()
         for process in envs.processes:
-            process.join()
+            process.join(_TERMINATION_S)
+            if process.exitcode is None:  # it ignores the signal
+                process.kill()
+                process.join(_TERMINATION_S)
         for pipe in envs.parent_pipes:
             if pipe is not None:
                 pipe.close()

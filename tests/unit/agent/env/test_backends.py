@@ -1,6 +1,7 @@
 """Test native vector environments, environments in this process and in other processes, and a stub of EnvPool."""
 
 import multiprocessing
+import signal
 import subprocess
 import sys
 import traceback
@@ -154,9 +155,18 @@ def test_failures_in_processes_raise_and_leave_no_processes(env_fn, kwargs, matc
     assert set(multiprocessing.active_children()) == before
 
 
-def test_a_killed_process_is_an_error_and_close_still_returns():
+class Stubborn(CountingEnv):
+    def __init__(self):
+        super().__init__()
+        if multiprocessing.parent_process() is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("kind", [CountingEnv, Stubborn])
+def test_a_killed_process_is_an_error_and_close_still_returns(kind, monkeypatch):
+    monkeypatch.setattr("pytorchrl.agent.env.backends._TERMINATION_S", 0.2 if kind is Stubborn else 60)
     before = set(multiprocessing.active_children())
-    env = VecEnv.create_factory(CountingEnv, vec_env_size=2, backend="async")(seed=3)
+    env = VecEnv.create_factory(kind, vec_env_size=2, backend="async")(seed=3)
     env.reset()
     env.vector.processes[1].kill()
     env.vector.processes[1].join()
