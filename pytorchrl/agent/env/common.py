@@ -29,7 +29,7 @@ _LARGE = 2.0**17
 class CommonEnvOptions(Options):
     """Settings of vectors of environments with one agent or with several agents."""
 
-    env_fn: OptionValue = option(help="What builds one environment.")
+    env_fn: OptionValue = option(help="A function that builds one environment, or its name.")
     env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
     test_env_kwargs: EnvKwargs = option(
         default_factory=dict, help="Keyword arguments that override entries of env_kwargs in evaluations.")

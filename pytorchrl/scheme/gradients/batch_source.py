@@ -228,15 +228,8 @@ class BatchSource:
         """Number of steps in the current train batch (`RolloutHeader.size`); 0 without a train batch."""
         return 0 if self._current is None else self._current.size
 
-    def next(self) -> Batch:
-        """Return the next batch, after a check if all data are checked; see `_next`."""
-        batch = self._next()
-        if self.check is not None:
-            self.check.check("generate_batches()", batch)
-        return batch
-
     @timed("copy")
-    def _next(self) -> Batch:
+    def next(self) -> Batch:
         """Return the next batch of the current train batch; if no batch is left, load the next train batch first.
 
         With replay, the storage provides no batch before learning starts. Until then, this method keeps loading train
@@ -252,7 +245,11 @@ class BatchSource:
         assert self._current is not None
         before, self._drawn_steps = self._drawn_steps, self._drawn_steps + batch.num_new_samples
         num_new = self._current.count_new(before, self._drawn_steps)
-        return batch if num_new == batch.num_new_samples else replace(batch, num_new_samples=num_new)
+        if num_new != batch.num_new_samples:
+            batch = replace(batch, num_new_samples=num_new)
+        if self.check is not None:
+            self.check.check("generate_batches()", batch)
+        return batch
 
     @timed("copy")
     def load(self) -> None:
