@@ -7,6 +7,7 @@ handle Ctrl-C, before torch is imported.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
 __version__ = "0.2.0.dev0"
@@ -49,6 +50,8 @@ _HOMES = {
     "pytorchrl.training.training": ("TrainedAgent", "load", "train"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+# Former name -> the public name that replaces it, and the version that deprecated the former name.
+_DEPRECATED: dict[str, tuple[str, str]] = {}
 
 __all__ = [  # noqa: RUF022 - names are sorted without regard to case, as readers look them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
@@ -60,7 +63,12 @@ __all__ = [  # noqa: RUF022 - names are sorted without regard to case, as reader
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module and store it in this module."""
+    """Load a public name from its module and store it in this module; warn if the name is deprecated."""
+    if name in _DEPRECATED:
+        new, since = _DEPRECATED[name]
+        warnings.warn(f"pytorchrl.{name} is deprecated since version {since}; use pytorchrl.{new}",
+                      DeprecationWarning, stacklevel=2)
+        return globals()[new] if new in globals() else __getattr__(new)
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'pytorchrl' has no attribute {name!r}")
