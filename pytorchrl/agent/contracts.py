@@ -1,8 +1,8 @@
 """Check the values that methods of a user's classes return. B = samples of a batch, E = environments.
 
 For each part of an agent, only the first batch and the first step are checked. Networks are checked once, after they
-are built. Every rollout is checked, because this check is cheap. Each error names the class, the method, the returned
-value and the expected value.
+are built. Every rollout is checked, because this check is cheap. `DataCheck`, `check_gradients` and `check_state` are
+for `check_data="always"` only. Each error names the class, the method, the returned value and the expected value.
 """
 
 from __future__ import annotations
@@ -275,20 +275,72 @@ def _check_batch(storage: object, batch: object) -> None:
     method = "generate_batches()"
     if not isinstance(batch, Batch):
         raise violation(storage, method, _described(batch), "an iterator of Batch")
-    num_valid = batch.done.numel() if batch.valid is None else int(batch.valid.sum())
-    if batch.num_samples != num_valid:
-        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}",
-                        f"the number of its valid samples, {num_valid}")
+    _check_num_samples(storage, batch, batch.done.numel() if batch.valid is None else int(batch.valid.sum()))
     for name in ("logp", "value", "ret", "advantage"):
         _check_tensor(storage, method, name, getattr(batch, name), batch.done.shape, torch.float32,
                       "one number for each sample, like `done`")
 
 
-class DataCheck:
-    """Check that all rollouts and batches of a storage have the dtypes and shapes of the first ones.
+def _check_num_samples(storage: object, batch: Batch | ReplayBatch | SequenceBatch, num_valid: int) -> None:
+    if batch.num_samples != num_valid:
+        raise violation(storage, "generate_batches()", f"a batch with num_samples={batch.num_samples}",
+                        f"the number of its valid samples, {num_valid}")
 
-    The number of axes of each tensor must stay the same, and so must its sizes after the axes of steps, environments
-    and samples, whose lengths may change.
+
+_FLOAT, _INT, _BOOL = (torch.float32,), (torch.int64,), (torch.bool,)
+# Field of a batch from replay -> its axes and its allowed dtypes; () allows any dtype, which depends on the space. An
+# axis with an upper-case name has the same size in all fields; "..." stands for any number of further axes.
+_Fields = Mapping[str, tuple[str, tuple[torch.dtype, ...]]]
+_TRANSITIONS: _Fields = {
+    "ids": ("B", _INT), "obs": ("B ...", ()), "action": ("B ...", _INT + _FLOAT), "ret": ("B", _FLOAT),
+    "discount": ("B", _FLOAT), "next_obs": ("B ...", ()), "weight": ("B", _FLOAT), "mask": ("B n", _BOOL),
+    "next_mask": ("B n", _BOOL)}
+_SEQUENCES: _Fields = {  # R = W + L + n, the number of rows of a sequence; see `SequenceBatch`
+    "ids": ("B", _INT), "obs": ("R B ...", ()), "done": ("R B", _BOOL), "rhs": ("B h", _FLOAT), "action": ("L B", _INT),
+    "ret": ("L B", _FLOAT), "discount": ("L B", _FLOAT), "next_row": ("L B", _INT), "valid": ("L B", _BOOL),
+    "weight": ("B", _FLOAT), "mask": ("R B n", _BOOL), "previous": ("R B p", _FLOAT)}
+
+
+def _check_replay_batch(storage: object, batch: ReplayBatch | SequenceBatch) -> None:
+    """Check the dtypes and shapes that `ReplayBatch` or `SequenceBatch` documents, and the number of samples."""
+    sizes: dict[str, int] = {}
+    for field, (axes, dtypes) in (_TRANSITIONS if isinstance(batch, ReplayBatch) else _SEQUENCES).items():
+        value = getattr(batch, field)
+        if value is None and field in ("mask", "next_mask", "previous"):
+            continue
+        items = {f"{field}/{leaf}": item for leaf, item in value.items()} if isinstance(value, Mapping) else {
+            field: value}
+        for name, item in items.items():
+            _check_axes(storage, name, item, axes.split(), dtypes, sizes)
+    _check_num_samples(storage, batch, len(batch.ids) if isinstance(batch, ReplayBatch) else int(batch.valid.sum()))
+
+
+def _check_axes(storage: object, name: str, value: object, axes: Sequence[str], dtypes: Sequence[torch.dtype],
+                sizes: dict[str, int]) -> None:
+    """Raise `ContractError` unless a tensor of a batch has these axes and one of these dtypes.
+
+    `sizes` contains the sizes of the axes with upper-case names in the tensors so far, and this method adds new ones.
+    """
+    fixed = [axis for axis in axes if axis != "..."]
+    if isinstance(value, Tensor):
+        num_axes_fit = len(value.shape) == len(axes) or (len(fixed) < len(axes) and len(value.shape) >= len(fixed))
+        own = dict(zip(fixed, value.shape, strict=False))
+        if num_axes_fit and (not dtypes or value.dtype in dtypes) and all(
+                sizes.setdefault(axis, size) == size for axis, size in own.items() if axis.isupper()):
+            return
+    wanted = ", ".join(str(sizes.get(axis, axis)) for axis in axes) + ("," if len(axes) == 1 else "")
+    kinds = " or ".join(map(_plain, dtypes))
+    raise violation(storage, "generate_batches()", f"{name!r} as {_described(value)}",
+                    f"a tensor of shape ({wanted})" + (f" and dtype {kinds}" if kinds else ""))
+
+
+class DataCheck:
+    """Check the data of a storage, and the gradients that are computed from them.
+
+    A batch from replay must have the dtypes and shapes that its class documents, and so must the most important fields
+    of an on-policy batch. All rollouts and batches must have the dtypes and shapes of the first ones: the number of
+    axes of each tensor must stay the same, and so must its sizes after the axes of steps, environments and samples,
+    whose lengths may change.
     """
 
     def __init__(self, storage: object) -> None:
@@ -296,15 +348,14 @@ class DataCheck:
         self._first: dict[tuple[str, ...], tuple[torch.dtype, int, tuple[int, ...]]] = {}
 
     def check(self, method: str, data: object) -> None:
-        """Raise `ContractError` if a tensor in `data`, a result of the storage's `method`, differs from its first one.
+        """Raise `ContractError` if `data`, a result of the storage's `method`, has a wrong dtype or shape.
 
         Args:
             method: The method, such as "generate_batches()".
-            data: A dataclass of tensors and of dictionaries of tensors, such as `Batch` or `RolloutData`.
+            data: A dataclass of tensors, of dictionaries of tensors, or of other such dataclasses: `RolloutData`,
+                `Batch`, `ReplayBatch`, `SequenceBatch`, or the data of several policies.
         """
-        if isinstance(data, Batch):
-            _check_batch(self._storage, data)
-        self._check((method,), data, 1 if isinstance(data, (Batch, ReplayBatch)) and data.ret.dim() == 1 else 2)
+        self._check((method,), data, 2)
 
     def _check(self, path: tuple[str, ...], value: object, num_axes: int) -> None:
         if isinstance(value, Tensor):
@@ -318,8 +369,46 @@ class DataCheck:
             for name, item in value.items():
                 self._check((*path, str(name)), item, num_axes)
         elif dataclasses.is_dataclass(value):
+            if isinstance(value, Batch):
+                _check_batch(self._storage, value)
+                num_axes = value.done.dim()
+            elif isinstance(value, (ReplayBatch, SequenceBatch)):
+                _check_replay_batch(self._storage, value)
+                num_axes = value.ret.dim()
             for field in dataclasses.fields(value):
                 self._check((*path, field.name), getattr(value, field.name), num_axes)
+
+
+def check_gradients(algorithm: UserPart, source: str, vectors: Sequence[object]) -> None:
+    """Raise `ContractError` unless each gradient is a float32 vector of the right size, or None.
+
+    Args:
+        algorithm: The algorithm, which states the sizes of its gradients.
+        source: The source of the gradients, such as "compute_gradients()", for the error message.
+        vectors: The gradients: one for each parameter group or, with several policies, one for each policy.
+    """
+    sizes = algorithm.gradient_sizes
+    if len(vectors) != len(sizes):
+        raise violation(algorithm, source, f"{len(vectors)} gradients", f"{len(sizes)} gradients")
+    for place, (vector, size) in enumerate(zip(vectors, sizes, strict=True)):
+        if vector is not None:
+            _check_tensor(algorithm, source, f"gradient {place}", vector, (size,), torch.float32,
+                          "one number for each parameter")
+
+
+def check_state(algorithm: object, method: str, state: Mapping[str, np.ndarray], own: Mapping[str, Tensor]) -> None:
+    """Raise `ContractError` if an array of a state has another dtype than the worker's own tensor of that name.
+
+    Args:
+        algorithm: The algorithm, which copies the state and checks its names and shapes.
+        method: The method that returned the state: "acting_state()" or "learning_state()".
+        state: The state of the sender.
+        own: The state of the receiver.
+    """
+    for name, array in state.items():
+        if name in own and array.dtype != own[name].numpy().dtype:
+            raise violation(algorithm, method, f"{name!r} as {_described(array)}",
+                            f"dtype {_plain(own[name].dtype)}, as in the worker that receives it")
 
 
 def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.agent.contracts import check_state
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import VecEnv, check_finite
 from pytorchrl.agent.seeding import Stream, derive_seed, with_own_draws
@@ -182,7 +183,7 @@ class CWorker(Worker):
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
         self.encoder: Encoder = Encoder(recipe.compression, runtime.now)
         self._weights_traffic = NO_TRAFFIC
-        self._finds_errors = recipe.finds_errors
+        self._finds_errors, self._checks_data = recipe.finds_errors, recipe.checks_data
         self._builder = RolloutBuilder(
             self.algo, self.storage, path, runtime.now, encoder=None if role is Role.LEARNER else self.encoder,
             finds_errors=recipe.finds_errors)
@@ -253,10 +254,14 @@ class CWorker(Worker):
 
         Raises:
             WeightsError: Names or shapes differ from those of the actor.
+            ContractError: With `check_data="always"`, the dtype of an array in the message is wrong.
         """
         if isinstance(weights, Weights):
             weights, traffic = receive(weights, self._now)
             self._weights_traffic += traffic
+            if self._checks_data:
+                check_state(self.algo, "acting_state()", weights.state, self.algo.acting_state())
+                check_state(self.algo, "learning_state()", weights.learning, self.algo.learning_state())
         with self.journal.writing():
             state = weights.state if isinstance(weights, Weights) else weights
             self.algo.load_acting_state(state)

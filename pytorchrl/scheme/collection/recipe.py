@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
+from pytorchrl.scheme.options.gradients import GWorkerOptions
 from pytorchrl.scheme.transport.encoder import DATA, Compression
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class CWorkerRecipe:
     def finds_errors(self) -> bool:
         """Whether collection workers compute TD errors, which become the initial priorities in replay."""
         return isinstance(self.options, ReplayCWorkerOptions) and self.options.initial_priority == "worker"
+
+    @property
+    def checks_data(self) -> bool:
+        """Whether collection workers check the dtypes of all weights that they receive."""
+        return isinstance(self.options, GWorkerOptions) and self.options.check_data == "always"
 
     def make_storage(self, device: str, actor: Actor, algorithm: Algorithm, path: tuple[int, int, int]) -> Storage:
         """Return a storage for one collection worker.

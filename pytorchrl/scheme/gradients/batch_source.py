@@ -203,7 +203,7 @@ class BatchSource:
             current batch is computed.
 
     Attributes:
-        check: The check of every rollout and every batch; None: they are not checked.
+        check: The check of every rollout and every batch; None: they are not checked, and neither are gradients.
         staging: Object that copies batches to the learner's device; None if nothing is copied in advance.
         is_loaded: Whether a train batch was loaded into the storage, and no pass over it has started since then.
     """
@@ -236,17 +236,19 @@ class BatchSource:
         batches.
         """
         if isinstance(self._source, ReplaySource) and self._storage.provides.is_kept:
-            return cast("Batch", self._source.draw())
-        batch = None if self._batches is None else next(self._batches, None)
-        while batch is None:
-            if not self.is_loaded:
-                self.load()
-            batch = next(self.start_pass(None), None)
-        assert self._current is not None
-        before, self._drawn_steps = self._drawn_steps, self._drawn_steps + batch.num_new_samples
-        num_new = self._current.count_new(before, self._drawn_steps)
-        if num_new != batch.num_new_samples:
-            batch = replace(batch, num_new_samples=num_new)
+            batch = cast("Batch", self._source.draw())
+        else:
+            found = None if self._batches is None else next(self._batches, None)
+            while found is None:
+                if not self.is_loaded:
+                    self.load()
+                found = next(self.start_pass(None), None)
+            assert self._current is not None
+            batch = found
+            before, self._drawn_steps = self._drawn_steps, self._drawn_steps + batch.num_new_samples
+            num_new = self._current.count_new(before, self._drawn_steps)
+            if num_new != batch.num_new_samples:
+                batch = replace(batch, num_new_samples=num_new)
         if self.check is not None:
             self.check.check("generate_batches()", batch)
         return batch

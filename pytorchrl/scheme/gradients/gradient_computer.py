@@ -7,6 +7,7 @@ from typing import TypeAlias, cast
 
 import torch
 
+from pytorchrl.agent.contracts import check_gradients
 from pytorchrl.agent.data import Batch, ReplayBatch, weights_of_gradients
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
@@ -139,6 +140,8 @@ class GradientComputer:
         """Compute the gradients of one batch; see `GWorker.compute_gradients`."""
         grads, info = micro.differentiate(self._algo, batch, self._plan.microbatch_size, self.stats.counters,
                                           self._plan.is_streamed, self._source.staging)
+        if self._source.check is not None:
+            check_gradients(self._algo, "compute_gradients()", grads)
         if self._point is not None and self._point("grad"):
             grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self._worker.version)

@@ -90,8 +90,9 @@ class GWorkerOptions(Options):
         "update (None: the algorithm's mini_batch_size); if whole rollouts are sampled, the least number of steps "
         "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`) that they contain.")
     check_data: str = option(
-        "first", choices=("first", "always"), help="Data whose shapes and dtypes gradient workers check: the first "
-        "batch of a storage, or every rollout and batch, to find an own class that changes them later.")
+        "first", choices=("first", "always"), help="Data whose shapes and dtypes are checked: the first batch of an "
+        "on-policy storage, or every rollout, batch, gradient and message with weights, to find an own class that "
+        "returns wrong ones.")
     keep_bad_batches: str | os.PathLike[str] | None = option(
         None, check=partial(check_directory, "keep_bad_batches"),
         help="Directory in which each gradient worker saves its first batches whose loss or gradient is not "

@@ -8,6 +8,7 @@ from typing import Concatenate, TypeVar
 
 from typing_extensions import override
 
+from pytorchrl.agent.contracts import check_gradients
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -100,12 +101,14 @@ class RemoteUpdates(UpdateStrategy):
         return self._weight_sync.reference
 
     def _receive(self, answer: Answer) -> Answer:
-        """Return a worker's answer; if the answer is a gradient, decode its vectors."""
+        """Return a worker's answer; if the answer is a gradient, decode its vectors, and check them if required."""
         if not isinstance(answer, Gradients):
             return answer
         with self._statistics.timed("decode"):
             gradients, traffic = receive(answer, self._runtime.now)
         self._statistics.traffic[GRADS] += traffic
+        if self._local.batch_source.check is not None and gradients.vectors:
+            check_gradients(self._local.algo, f"compute_gradients() in GWorker {gradients.worker}", gradients.vectors)
         return gradients
 
     @override

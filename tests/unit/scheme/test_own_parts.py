@@ -16,6 +16,7 @@ from pytorchrl import (
     ASYNC,
     DQN,
     PPO,
+    R2D2,
     GAEBuffer,
     Learner,
     MultiAgentVecEnv,
@@ -23,11 +24,13 @@ from pytorchrl import (
     QActor,
     ReplayBuffer,
     Scheme,
+    SequenceBuffer,
     VecEnv,
     multi_agent,
 )
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ContractError
+from pytorchrl.scheme.updates import remote
 
 TWO_WORKERS = {"num_col_workers": 2, "col_communication": ASYNC}
 SCHEMES = {
@@ -253,3 +256,152 @@ def test_data_of_the_library_pass_check_data(make_scheme, settings):
     scheme = make_scheme(CountingEnv, check_data="always", **settings)
     for _ in range(6):
         assert math.isfinite(scheme.step()["loss"])
+
+
+REPLAYS = {"central": {}, "async collection": TWO_WORKERS, "one shard": {**TWO_WORKERS, "num_replay_workers": 1},
+           "two shards": {**TWO_WORKERS, "num_replay_workers": 2}}
+
+
+@pytest.fixture
+def make_dqn():
+    """Return a function that makes a scheme that learns with DQN, or with R2D2 from a replay of sequences."""
+    schemes = []
+
+    def make(storage=ReplayBuffer, **settings):
+        envs, has_memory = VecEnv.create_factory(CountingEnv, None, 2), issubclass(storage, SequenceBuffer)
+        schemes.append(Scheme(
+            (R2D2 if has_memory else DQN).create_factory(start_steps=16, update_every=8, mini_batch_size=8),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,),
+                                  recurrent_net="gru" if has_memory else None),
+            storage.create_factory(256, rollout_size=4,
+                                   **({"length": 5, "burn_in": 3, "period": 5} if has_memory else {})),
+            envs, runtime="threads", seed=1, **settings))
+        return schemes[-1]
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+class DoubleReturns(ReplayBuffer):
+    def sample(self, batch_size):
+        batch = super().sample(batch_size)
+        return batch and replace(batch, ret=batch.ret.double())
+
+
+class ColumnsOfWeights(ReplayBuffer):
+    def sample(self, batch_size):
+        batch = super().sample(batch_size)
+        return batch and replace(batch, weight=batch.weight[:, None])
+
+
+class LateActions(ReplayBuffer):
+    """A replay whose actions are real numbers, except in its first batch."""
+
+    num_batches = 0
+
+    def sample(self, batch_size):
+        batch, self.num_batches = super().sample(batch_size), self.num_batches + 1
+        return replace(batch, action=batch.action.float()) if self.num_batches > 1 else batch
+
+
+class WrongSamples(ReplayBuffer):
+    def sample(self, batch_size):
+        batch = super().sample(batch_size)
+        return batch and replace(batch, num_samples=2)
+
+
+class ShortSequences(SequenceBuffer):
+    def sample(self, batch_size):
+        batch = super().sample(batch_size)
+        return batch and replace(batch, valid=batch.valid[1:])
+
+
+WRONG_REPLAYS = {
+    DoubleReturns: r"DoubleReturns.generate_batches\(\) returned 'ret' as a tensor of shape \(8,\) and dtype float64; "
+                   r"expected a tensor of shape \(8,\) and dtype float32",
+    ColumnsOfWeights: r"returned 'weight' as a tensor of shape \(8, 1\) .*; expected a tensor of shape \(8,\) and",
+    LateActions: r"returned 'action' as a tensor .* float32; expected dtype int64, 1 axes .* as at first",
+    WrongSamples: r"returned a batch with num_samples=2; expected the number of its valid samples, 8",
+    ShortSequences: r"returned 'valid' as a tensor of shape \(4, 8\) .*; expected .* \(5, 8\) and dtype bool",
+}
+
+
+@pytest.mark.parametrize("storage", WRONG_REPLAYS, ids=lambda storage: storage.__name__)
+@pytest.mark.parametrize("settings", REPLAYS.values(), ids=REPLAYS)
+def test_a_replay_with_wrong_data_is_found_by_check_data(make_dqn, storage, settings):
+    scheme = make_dqn(storage, check_data="always", **settings)
+    with pytest.raises(ContractError, match=WRONG_REPLAYS[storage]):
+        [scheme.step() for _ in range(20)]
+
+
+@pytest.mark.parametrize("storage", [ReplayBuffer, SequenceBuffer])
+@pytest.mark.parametrize("settings", REPLAYS.values(), ids=REPLAYS)
+def test_replay_of_the_library_passes_check_data(make_dqn, storage, settings):
+    scheme = make_dqn(storage, check_data="always", **settings)
+    while scheme.version < 4:
+        scheme.step()
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_replay_of_several_policies_passes_check_data(shards):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, None, vec_env_size=2, policy_of="independent")
+    algo = DQN.create_factory(start_steps=16, update_every=8, mini_batch_size=8)
+    agent = multi_agent(envs, algo, functools.partial(QActor.create_factory, hidden_sizes=(4,)),
+                        ReplayBuffer.create_factory(64, rollout_size=4))
+    scheme = Scheme(*agent, envs, runtime="threads", seed=1, check_data="always",
+                    **({**TWO_WORKERS, "num_replay_workers": shards} if shards else {}))
+    try:
+        while scheme.version < 4:
+            scheme.step()
+    finally:
+        scheme.stop()
+
+
+class DoubleGradients(PPO):
+    def compute_gradients(self, batch):
+        gradients, info = super().compute_gradients(batch)
+        return [gradient.double() for gradient in gradients], info
+
+
+@pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES)
+def test_gradients_with_a_wrong_dtype_are_found_by_check_data(make_scheme, settings):
+    scheme = make_scheme(algo=DoubleGradients.create_factory(), check_data="always", **settings)
+    message = r"DoubleGradients.compute_gradients\(\) returned 'gradient 0' as .* float64; expected .* float32"
+    with pytest.raises(ContractError, match=message):
+        scheme.step()
+
+
+def test_gradients_are_checked_when_they_arrive(make_scheme, monkeypatch):
+    def received(message, now, right=remote.receive):
+        gradients, traffic = right(message, now)
+        return replace(gradients, vectors=[vector[1:] for vector in gradients.vectors]), traffic
+    monkeypatch.setattr(remote, "receive", received)
+    scheme = make_scheme(num_grad_workers=2, check_data="always")
+    with pytest.raises(ContractError, match=r"PPO.compute_gradients\(\) in GWorker 1 returned 'gradient 0' as"):
+        scheme.step()
+
+
+class DoubleState(PPO):
+    """An algorithm whose acting state is float64 after the first update."""
+
+    is_updated = False
+
+    def apply_gradients(self, gradients=None):
+        self.is_updated = True
+        return super().apply_gradients(gradients)
+
+    def acting_state(self):
+        state = super().acting_state()
+        return {name: tensor.double() for name, tensor in state.items()} if self.is_updated else state
+
+
+@pytest.mark.parametrize("settings", [{"num_col_workers": 2}, TWO_WORKERS, {"num_grad_workers": 2}], ids=str)
+def test_weights_with_a_wrong_dtype_are_found_by_check_data(make_scheme, settings):
+    scheme = make_scheme(algo=DoubleState.create_factory(), **settings)
+    for _ in range(4):
+        scheme.step()
+    scheme.stop()
+    scheme = make_scheme(algo=DoubleState.create_factory(), check_data="always", **settings)
+    message = r"DoubleState.acting_state\(\) returned 'all' as a numpy array .* float64; expected dtype float32"
+    with pytest.raises(ContractError, match=message):
+        [scheme.step() for _ in range(200)]
