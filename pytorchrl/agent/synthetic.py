@@ -109,8 +109,9 @@ class SyntheticAlgorithm(Algorithm):
     class Options(BaseOptions):
         """Options of `SyntheticAlgorithm`."""
 
-        num_epochs: int = option(1, help="Passes over each rollout.", low=1)
-        num_mini_batch: int = option(1, help="Minibatches per pass, with one update each.", low=1)
+        num_epochs: int = option(Algorithm.num_epochs, help="Passes over each rollout.", low=1)
+        num_mini_batch: int = option(
+            Algorithm.num_mini_batch, help="Minibatches per pass, with one update each.", low=1)
         learns_from: DataKind = option(DataKind.OLDER_ROLLOUTS, help="Kind of data that the storage provides.")
 
     actor_class = SyntheticActor

@@ -37,7 +37,7 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
     """
     if both := [name for name in runs[0] if name in vars(given)]:
         raise ConfigError(f"{', '.join(both)} is swept by the configuration; remove the flag, or the entry of [sweep]")
-    if vars(given).pop("overwrite", False) or vars(given).pop("resume", False):
+    if vars(given).pop("overwrite", None) or vars(given).pop("resume", None):
         raise ConfigError("a sweep skips finished runs and resumes the others, so it accepts neither overwrite nor "
                           "resume; use another log_dir for new runs")
     base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY).expanduser()

@@ -106,7 +106,7 @@ class Learner:
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
-            compiles = getattr(self.scheme.agent.algo_factory.options, "compile", False)
+            compiles = bool(getattr(self.scheme.agent.algo_factory.options, "compile", None))
             self._progress = start_progress(self.log_dir, self.options.log_dir, compiles=compiles)
         with self._files.resuming():
             self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.errors import StoppedError, WorkerLostError
 from pytorchrl.learner.reporting import EpisodeWindow, Means, RateWindow, next_multiple
@@ -201,7 +202,9 @@ class Target:
 def _passes_of(scheme: Scheme) -> int:
     """Return the minimum number of passes over a rollout: `num_epochs`; 1 if `target_kl` may stop passes early."""
     options = scheme.agent.algo_factory.options
-    return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
+    if getattr(options, "target_kl", None) is not None:
+        return 1
+    return getattr(options, "num_epochs", Algorithm.num_epochs)
 
 
 class Due:

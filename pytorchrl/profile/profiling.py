@@ -15,6 +15,7 @@ import torch
 
 from pytorchrl.monitor.time_shares import TimeS, ValuesByName, bottleneck, grads_are_free, is_async, shares
 from pytorchrl.scheme import PARALLEL, Scheme
+from pytorchrl.scheme.options.settings import default_of_keyword
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 
 _Condition = Callable[[ValuesByName], bool]
@@ -41,8 +42,12 @@ class Tip:
     when: _Condition = lambda options: True
 
 
+def _in_force(options: ValuesByName, name: str) -> OptionValue:
+    return options.get(name, default_of_keyword(name))
+
+
 def _has_free_cores(options: ValuesByName) -> bool:
-    num_collectors = max(1, options.get("num_col_workers", 1)) * max(1, options.get("num_grad_workers", 1))
+    num_collectors = max(1, _in_force(options, "num_col_workers")) * max(1, _in_force(options, "num_grad_workers"))
     return bool(num_collectors < options["cores"])
 
 
@@ -51,7 +56,7 @@ def _can_distribute(options: ValuesByName) -> bool:
 
 
 def _can_aggregate(options: ValuesByName) -> bool:
-    return grads_are_free(options) and bool(options.get("aggregate", 1) < options.get("num_grad_workers", 1))
+    return grads_are_free(options) and bool(_in_force(options, "aggregate") < _in_force(options, "num_grad_workers"))
 
 
 def _is_on(name: str) -> _Condition:
@@ -108,7 +113,7 @@ TIPS: tuple[Tip, ...] = (
     Tip("collection/idle", "col_fraction_workers",
         "do not wait for the slowest workers: {flag} 0.75 stops them, and --col-communication asynchronous replaces "
         "rounds",
-        lambda options: options.get("col_fraction_workers", 1.0) == 1.0),
+        lambda options: _in_force(options, "col_fraction_workers") == 1.0),
     Tip("collection/idle", "col_communication",
         "let workers continue without waiting for each other: {flag} asynchronous"),
     Tip("gradients/wait", "max_replay_ratio", "learning waits for data to keep {flag}, now {value}: raise it",
@@ -134,7 +139,7 @@ TIPS: tuple[Tip, ...] = (
     Tip("gradients/grad", "num_grad_workers", "use more processes on more cores: raise {flag}, now {value}"),
     Tip("gradients/average", "col_fraction_workers",
         "do not wait for the ranks with the slowest environments: {flag} 0.75 stops their collection",
-        lambda options: not is_async(options) and options.get("col_fraction_workers", 1.0) == 1.0),
+        lambda options: not is_async(options) and _in_force(options, "col_fraction_workers") == 1.0),
     *_fewer_updates("gradients/average"),
     *_fewer_updates("gradients/apply"),
     Tip("gradients/encode", "compress_grads_to_send", "compression costs more than it saves here: {flag} no",

@@ -138,7 +138,7 @@ def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     if not settings.collection.infers_centrally:
         return
     for factory in (agent.algo_factory, *getattr(agent.algo_factory.options, "policies", {}).values()):
-        if getattr(factory.options, "epsilon_per_worker", False):
+        if getattr(factory.options, "epsilon_per_worker", None):
             yield Problem("epsilon_per_worker=True contradicts inference='central', where one actor with one epsilon "
                           "acts for all workers", "give epsilon_per_worker=False", ("epsilon_per_worker", "inference"))
         if getattr(factory.options, "noise", None) == "ou":
@@ -148,7 +148,7 @@ def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
 
 
 def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
-    mixed = getattr(agent.algo_factory.options, "mixed_precision", False)
+    mixed = getattr(agent.algo_factory.options, "mixed_precision", None)
     device = settings.process.device or "cpu"
     if mixed is True and device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
         return ["mixed_precision=True is slow on this processor: without AVX-512, it computes bfloat16 several times "

@@ -12,6 +12,7 @@ from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import Problem
 from pytorchrl.scheme.options.base import ASYNC, SYNC
+from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.replay.storage_options import has_priorities
 from pytorchrl.support.problems import Problems, error_of, problems_in
 from pytorchrl.support.tracebacks import brief_errors_of
@@ -54,7 +55,8 @@ class Preset:
         """
         settings = {**self.defaults, **given, **self.fixed}
         if self.learner:
-            settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
+            number = settings.get("num_grad_workers", GWorkerSetOptions.num_grad_workers)
+            settings.setdefault("grad_communication", ASYNC if number == 1 else SYNC)
         return settings
 
     def problems(self, algo_factory: object, given: Mapping[str, object]) -> list[Problem]:

@@ -95,7 +95,7 @@ def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionV
     if options is not None:
         is_recorded = any(given.get(name) is not None for name in ("record", "replay"))
         problems.add(options.problems_with(has_tests=True, is_recorded=is_recorded))
-        info_keywords = () if agent is None else getattr(agent.train_envs_factory.options, "info_keywords", ())
+        info_keywords = None if agent is None else getattr(agent.train_envs_factory.options, "info_keywords", None)
         if options.log_dir is None and info_keywords:
             problems.add([Problem("info_keywords needs a log_dir, because it adds columns to the monitor files there",
                                   "give log_dir, or leave info_keywords out", ("info_keywords", "log_dir"))])

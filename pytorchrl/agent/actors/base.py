@@ -154,7 +154,7 @@ class Actor(Part, nn.Module, ABC):
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalized]
         self.obs_moments = module_list(RunningMoments(tuple(space.shape or ())) for space in normalized.values())
-        self.reward_moments = RunningMoments(()) if getattr(self.options, "normalize_reward", False) else None
+        self.reward_moments = RunningMoments(()) if getattr(self.options, "normalize_reward", None) else None
         if self.options.checkpoint is not None:
             load_checkpoint(self, self.options.checkpoint)
         self.to(self.device)

@@ -32,10 +32,11 @@ class A2C(OnPolicyAlgorithm):
 
         lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str | Callable[..., Optimizer] = option("rmsprop_tf", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
-        num_epochs: int = option(1, help="Passes over each rollout.", low=1)
-        num_mini_batch: int = option(1, help=NUM_MINI_BATCH_HELP, low=1)
+        num_epochs: int = option(OnPolicyAlgorithm.num_epochs, help="Passes over each rollout.", low=1)
+        num_mini_batch: int = option(OnPolicyAlgorithm.num_mini_batch, help=NUM_MINI_BATCH_HELP, low=1)
         advantage_normalization: str = option(
-            "none", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
+            OnPolicyAlgorithm.advantage_normalization, help=ADVANTAGE_NORMALIZATION_HELP,
+            choices=("minibatch", "batch", "none"))
 
     @override
     def terms(

@@ -102,6 +102,10 @@ class Algorithm(Part, Updatable, ABC):
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the algorithm supports if its class of actor also supports them."""
     advantage_normalization: str = "none"
+    num_epochs: int = 1
+    """How often each batch is used; an algorithm without this option uses it once."""
+    num_mini_batch: int = 1
+    """Into how many minibatches each pass divides a batch; an algorithm without this option does not divide it."""
     loss_reduction: ClassVar[str] = "mean"
     """Whether the loss is the "mean" or the "sum" over the valid samples; gradients of microbatches are combined
     accordingly."""

@@ -36,7 +36,8 @@ class IMPALA(VTraceAlgorithm, A2C):
         """Options of `IMPALA`; some defaults differ from those of `A2C`."""
 
         lr: float | Schedule = option(5e-4, help="Learning rate.", low=0.0, updatable=True)
-        optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
+        optimizer: str | Callable[..., Optimizer] = option(
+            VTraceAlgorithm.Options.optimizer, help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         max_grad_norm: float | None = option(
             40.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)

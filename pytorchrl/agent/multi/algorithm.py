@@ -88,13 +88,14 @@ class MultiAgentAlgorithm(Algorithm):
         @property
         def advantage_normalization(self) -> str:
             """Widest `advantage_normalization` of any policy; from wide to narrow: "batch", "minibatch", "none"."""
-            found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
+            found = {getattr(factory.options, "advantage_normalization", Algorithm.advantage_normalization)
+                     for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
         @property
         def mixed_precision(self) -> bool:
             """Whether any algorithm computes in bfloat16."""
-            return any(getattr(factory.options, "mixed_precision", False) is True for factory in self.policies.values())
+            return any(getattr(factory.options, "mixed_precision", None) is True for factory in self.policies.values())
 
         @property
         def learns_from(self) -> DataKind:

@@ -35,6 +35,7 @@ from pytorchrl.scheme.options.collection import (
     CollectorOptions,
     SynchronousCollection,
 )
+from pytorchrl.scheme.options.updates import UWorkerOptions
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
@@ -67,7 +68,7 @@ class CollectorSetup:
     runtime: Runtime = field(default_factory=ThreadRuntime)
     ledger: Ledger = field(default_factory=Ledger)
     supervisor: Supervisor | None = None
-    compress_weights_to_send: Wanted = False
+    compress_weights_to_send: Wanted = UWorkerOptions.compress_weights_to_send
     inference: Inference | None = None
 
 

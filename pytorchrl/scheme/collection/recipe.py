@@ -11,6 +11,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
 from pytorchrl.scheme.options.gradients import GWorkerOptions
+from pytorchrl.scheme.options.run import ProcessOptions
 from pytorchrl.scheme.transport.encoder import DATA, Compression
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class CWorkerRecipe:
     storage_factory: Factory[Storage]
     train_envs_factory: EnvFactory
     seed: int = 0
-    num_threads: int | None = 1
+    num_threads: int | None = ProcessOptions.num_threads
     num_parents: int = 1
     compression: Compression | None = field(init=False, repr=False, compare=False)
 

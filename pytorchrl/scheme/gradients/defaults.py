@@ -120,7 +120,8 @@ def _resolve_microbatches(
     algorithm = agent.algo_factory
     reason, name = reason_to_keep_batch(algorithm.options, collection.norm_over), algorithm.cls.__name__
     warnings = []
-    if collection.norm_over == "microbatch" and getattr(algorithm.options, "advantage_normalization", "none") == "none":
+    normalization = getattr(algorithm.options, "advantage_normalization", Algorithm.advantage_normalization)
+    if collection.norm_over == "microbatch" and normalization == "none":
         warnings.append(f"norm_over='microbatch' has no effect with {name}, which normalizes nothing")
     may_overlap = (collection.collects_microbatches and not reason and collection.is_parallel
                    and collection.col_fraction_workers == 1.0)

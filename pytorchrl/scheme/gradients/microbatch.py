@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import map_tensors, weights_of_gradients
 from pytorchrl.agent.multi.data import MultiBatch
 from pytorchrl.scheme.counters import WorkerCounters
@@ -250,13 +251,14 @@ def reason_to_keep_batch(options: object, norm_over: str) -> str:
         options: The algorithm's options.
         norm_over: Data over which values such as advantages are normalized, "batch" or "microbatch".
     """
-    epochs, parts = getattr(options, "num_epochs", 1), getattr(options, "num_mini_batch", 1)
+    epochs = getattr(options, "num_epochs", Algorithm.num_epochs)
+    parts = getattr(options, "num_mini_batch", Algorithm.num_mini_batch)
     if (size := getattr(options, "mini_batch_size", None)) is not None:
         return f"mini_batch_size={size} draws minibatches from the whole train batch"
     if epochs * parts > 1:
         return (f"num_epochs={epochs} and num_mini_batch={parts} use the train batch more than once, or draw "
                 "minibatches from it")
-    normalization = getattr(options, "advantage_normalization", "none")
+    normalization = getattr(options, "advantage_normalization", Algorithm.advantage_normalization)
     if normalization != "none" and norm_over == "batch":
         return f"advantage_normalization={normalization!r} needs the whole train batch with norm_over='batch'"
     return ""

@@ -11,8 +11,9 @@ from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.options.base import as_keywords, build, check_execution
 from pytorchrl.scheme.options.collection import Collection
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
-from pytorchrl.scheme.options.run import SupervisorOptions
+from pytorchrl.scheme.options.run import ProcessOptions, SupervisorOptions
 from pytorchrl.scheme.options.settings import collection_of, numbers_problems
+from pytorchrl.scheme.options.updates import UWorkerOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.transport.encoder import GRADS, Compression
 from pytorchrl.support.problems import raise_all
@@ -43,8 +44,8 @@ class GWorkerRecipe:
     replay_workers_factory: RWorkerSetFactory | None = None
     supervision: SupervisorOptions = field(default_factory=SupervisorOptions)
     seed: int = 0
-    num_threads: int = 1
-    compress_weights_to_send: bool | str = False
+    num_threads: int = ProcessOptions.num_threads
+    compress_weights_to_send: bool | str = UWorkerOptions.compress_weights_to_send
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -51,9 +52,10 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
     else:  # a sequence counts as `length` steps, including its padding; a transition counts as one step
         batch_steps = batch_size * getattr(storage.options, "length", 1)
+    num_passes = getattr(worker.algo.options, "num_epochs", Algorithm.num_epochs) if draws_rollouts else 1
     return Shards(
         workers, ledger, replace(options, learning_starts=learning_starts), supervision, batch_size=batch_size,
-        batch_steps=batch_steps, num_passes=getattr(worker.algo.options, "num_epochs", 1) if draws_rollouts else 1,
+        batch_steps=batch_steps, num_passes=num_passes,
         timeout_s=collection.queue_timeout_s, seed=storage.generator.initial_seed(), version=lambda: worker.version)
 
 

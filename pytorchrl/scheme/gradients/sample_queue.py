@@ -260,7 +260,7 @@ class SampleQueue(Destination):
             self._buffer = RingBuffer(self._fetch, size, options.num_passes, 1 if is_ramped else options.num_passes)
         self.num_dropped = self.passes_cancelled = self.peak = 0
         self._levels: list[int] = []
-        self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
+        self._updates_per_use = worker.algo.num_epochs * worker.algo.num_mini_batch
         self._in_use_since: int | None = None  # learner's version at the latest `take`; None while the learner waits
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0

@@ -12,6 +12,7 @@ from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.options.base import changed_options, from_keywords
 from pytorchrl.scheme.options.keywords import ReplayKeywords, refuse_other_levels
 from pytorchrl.scheme.options.replay import RWorkerSetOptions
+from pytorchrl.scheme.options.run import ProcessOptions
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.storage_options import kept_by_shards
 from pytorchrl.support.tracebacks import brief_errors
@@ -96,7 +97,7 @@ class RWorkerSetFactory:
     actor_factory: Factory[Actor]
     storage_factory: Factory[Storage]
     seed: int = 0
-    num_threads: int | None = 1
+    num_threads: int | None = ProcessOptions.num_threads
 
     def __repr__(self) -> str:
         """Return the call that creates an equal factory, before a scheme has set the seed and the number of threads."""

@@ -143,9 +143,9 @@ def test_a_circular_buffer_uses_up_or_replaces_train_batches():
 def make():
     """Return a function that makes a worker with a version, and its sample queue with one train batch of version 0."""
     def make_(**settings):
-        worker = SimpleNamespace(version=0, journal=Journal(), num_envs=1, algo=object(),
-                                 storage=SimpleNamespace(generator=torch.Generator(),
-                                                         options=SimpleNamespace(size=STEPS)))
+        worker = SimpleNamespace(
+            version=0, journal=Journal(), num_envs=1, algo=SimpleNamespace(num_epochs=1, num_mini_batch=1),
+            storage=SimpleNamespace(generator=torch.Generator(), options=SimpleNamespace(size=STEPS)))
         ledger = Ledger()
         samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(**settings))
         ledger.collect(STEPS)
