@@ -114,7 +114,7 @@ _ALGORITHMS = [
          ('info["kl"] > _KL_TOLERANCE *', 'info["kl"] >')),
     *_of("agent/algorithms/on_policy.py", "agent/algorithms/test_on_policy_losses.py",
          ("state[t + 1, e]", "state[t, e]")),
-    *_of("agent/algorithms/optimizers.py", "agent/algorithms/test_flat_optimizer.py",
+    *_of("agent/algorithms/optimizers.py", "agent/algorithms/test_optimizers.py",
          ("moment.copy_(F.hardshrink(moment, _NEGLIGIBLE))", "pass"),
          ("_NEGLIGIBLE, _STEPS_PER_CLEANING = 1e-35, 64", "_NEGLIGIBLE, _STEPS_PER_CLEANING = 1e-35, 128")),
     *_of("agent/algorithms/replay.py", "agent/algorithms/test_replay.py agent/algorithms/test_replay_losses.py",
@@ -172,7 +172,7 @@ _ALGORITHMS = [
 ]
 
 _ACTORS = [
-    *_of("agent/actors/squashed.py", "agent/actors/test_replay_actors.py -k squashed",
+    *_of("agent/actors/squashed.py", "agent/actors/test_replay_actor.py -k squashed",
          ("size = u.abs()", "size = u"),
          ("log_std + _HALF_LOG_TWO_PI + log_slope", "_HALF_LOG_TWO_PI + log_slope")),
     *_of("agent/actors/distributions.py", "agent/actors/test_distributions.py",
@@ -237,7 +237,7 @@ _ENVIRONMENTS = [
     *_of("agent/env/spaces.py", "agent/env/test_observation_dtypes.py",
          ("array if convert is None else convert(array), dtype)", "array if convert is None else convert(array))"),
          ("self.is_plain, self._convert_single = False, None", "self.is_plain = False")),
-    *_of("agent/env/wrappers.py", "agent/env/test_frame_stack.py",
+    *_of("agent/env/wrappers.py", "agent/env/test_wrappers.py",
          ("self._has_channels_last = has_channels_last(space)", "self._has_channels_last = False"),
          ('observation, order="C")', "observation, copy=None)")),
     *_of("agent/env/vec_env.py", "agent/env/test_observation_dtypes.py",
@@ -332,7 +332,7 @@ _RUNTIME_AND_COMMAND_LINE = [
     *_of("runtime/journal.py", "runtime/test_journal.py",
          ("if recorded != event:", "if recorded[:2] != event[:2]:"),
          ("self._turns.append(self.reads)", "self._turns.append(0)")),
-    *_of("runtime/simulated.py", "runtime/test_simulated_runtime.py",
+    *_of("runtime/simulated.py", "runtime/test_simulated.py",
          ("if child.owner is actor:", "if False:"),
          ("for signal in actor.early:\n            signal()", "pass")),
     *_of("cli/enjoy.py", "cli/test_main.py -k stochastic",

@@ -64,8 +64,8 @@ ELSEWHERE = {
                     "unit/scheme/replay/test_storage_options.py::test_scheme_options_override_those_of_the_storage"),
     "queue_timeout_s": "unit/scheme/gradients/test_sample_queue.py::test_queue_timeout_s",
     "on_starved": "unit/scheme/test_learner_thread.py::test_a_starved_learner_may_keep_waiting",
-    "microbatch_size": "unit/scheme/microbatching/test_microbatching.py::test_sizes_of_microbatches_and_slices",
-    "norm_over": ("unit/scheme/microbatching/test_microbatching.py::"
+    "microbatch_size": "unit/scheme/gradients/test_microbatching.py::test_sizes_of_microbatches_and_slices",
+    "norm_over": ("unit/scheme/gradients/test_microbatching.py::"
                   "test_norm_over_changes_the_normalization_of_advantages"),
     "replay_proportion": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "replay_slots": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",

@@ -270,10 +270,21 @@ def test_a_checked_constructor_keeps_its_signature_and_its_other_errors():
 
     assert Owner(1).both == (1, 2)
     assert Owner(first=1, second=4).both == (1, 4)
-    with pytest.raises(TypeError, match="too many positional"):
-        Owner(1, 2)
+    assert message_of(Owner, 1, 2) == (
+        "Owner takes only first without a name, got 2; write the name of each option, as in second=...")
+    assert message_of(Owner, 1, first=2) == "Owner got first twice, without a name and by name"
     with pytest.raises(TypeError, match="its own"):
         Owner(1, second=3)
     shown = message_of(Owner, 1, secnd=2)  # codespell:ignore secnd
     assert shown == "Owner has no option 'secnd'; did you mean 'second'?"  # codespell:ignore secnd
     assert message_of(Owner) == "Owner needs first"
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: PPO.create_factory(0.1), "PPO takes options by name only, got 0.1"),
+    (lambda: DQN.create_factory(0.1, 2), r"DQN takes options by name only, got 0\.1, 2"),
+    (lambda: GAEBuffer.create_factory(64, 0.5), r"GAEBuffer takes only size without a name, got 0\.5"),
+])
+def test_options_without_a_name_are_refused(call, message):
+    with pytest.raises(ConfigError, match=rf"^{message}; write the name of each option, as in \w+=\.\.\.$"):
+        call()

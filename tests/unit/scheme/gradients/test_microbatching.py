@@ -7,7 +7,7 @@ import torch
 
 from pytorchrl import A2C, ASYNC, PPO, VecEnv
 from pytorchrl.envs.testing import CountingEnv
-from tests.unit.scheme.microbatching.conftest import ONE_PASS, ALGORITHMS, PLACES, Watch, assert_same
+from tests.unit.scheme.gradients.conftest import ONE_PASS, ALGORITHMS, PLACES, Watch, assert_same
 
 
 # Sizes

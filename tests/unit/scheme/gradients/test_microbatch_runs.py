@@ -13,7 +13,7 @@ from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActo
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.scheme.gradients import microbatch as accumulator
-from tests.unit.scheme.microbatching.conftest import ALGORITHMS, PLACES, envs, assert_same
+from tests.unit.scheme.gradients.conftest import ALGORITHMS, PLACES, envs, assert_same
 
 
 # Log
