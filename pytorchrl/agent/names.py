@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere
@@ -146,7 +146,7 @@ def options_of(owner: object) -> Known:
 
 
 def checked_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method to raise `ConfigError`, with a suggestion, for unknown keywords and for missing arguments.
+    """Decorate a method to raise `ConfigError` for unknown, missing, unnamed and repeated arguments.
 
     The decorated method keeps its signature. Its known keywords are its own parameters and, if it accepts `**options`,
     the fields of its class's `Options`.
@@ -164,15 +164,26 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
             owner: type[object] = args[0] if isinstance(args[0], type) else type(args[0])
             home = getattr(owner, "home", "")
             known = {parameter.name: (home, parameter.name) for parameter in parameters}
-            refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})},
-                           f"{owner.__name__} has no option")
-            given = {parameter.name for parameter in parameters[:len(args) - 1]} | set(kwargs)
-            required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
-            missing = [name for name in required if name not in given]
-            if missing:
-                raise error_of([
-                    Problem(f"{owner.__name__} needs {', '.join(missing)}", options=tuple(missing))]) from None
-            raise
+            known |= options_of(owner) if takes_more else {}
+            refuse_unknown(kwargs, known, f"{owner.__name__} has no option")
+            raise error_of([_problem_of_call(owner.__name__, parameters, known, args[1:], kwargs)]) from None
         return function(*args, **kwargs)
 
     return checked
+
+
+def _problem_of_call(owner: str, parameters: Sequence[inspect.Parameter], known: Iterable[str],
+                     args: Sequence[object], kwargs: Mapping[str, object]) -> Problem:
+    """Return why a call with known names does not fit its parameters: an argument is unnamed, repeated or missing."""
+    unnamed = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if extra := args[len(unnamed):]:
+        allowed = f"only {', '.join(unnamed)} without a name" if unnamed else "options by name only"
+        example = next(name for name in known if name not in unnamed)
+        return Problem(f"{owner} takes {allowed}, got {', '.join(map(repr, extra))}",
+                       f"write the name of each option, as in {example}=...")
+    if repeated := [name for name in unnamed[:len(args)] if name in kwargs]:
+        return Problem(f"{owner} got {', '.join(repeated)} twice, without a name and by name", options=tuple(repeated))
+    given = {*unnamed[:len(args)], *kwargs}
+    missing = tuple(parameter.name for parameter in parameters
+                    if parameter.default is parameter.empty and parameter.name not in given)
+    return Problem(f"{owner} needs {', '.join(missing)}", options=missing)

@@ -31,6 +31,7 @@ from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKi
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
+from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
@@ -118,6 +119,7 @@ class Algorithm(Part, Updatable, ABC):
 
     @classmethod
     @brief_errors
+    @checked_names
     def create_factory(cls, **options: object) -> Factory[Self]:
         """Return a factory of this algorithm; raise `ConfigError` for an unknown option or an invalid value."""
         return Factory(cls, build_options(cls, options))

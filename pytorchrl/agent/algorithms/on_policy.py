@@ -38,6 +38,7 @@ from pytorchrl.agent.data import (
     Obs,
     RolloutData,
 )
+from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
@@ -87,6 +88,7 @@ class OnPolicyAlgorithm(Algorithm):
     @classmethod
     @override
     @brief_errors
+    @checked_names
     def create_factory(cls, **options: object) -> Factory[Self]:
         """Return a factory of this algorithm.
 
