@@ -11,6 +11,7 @@ import torch
 from pytorchrl.agent.contracts import DataCheck
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorSetup, CollectorThread
 from pytorchrl.scheme.collection.destination import Destination
@@ -24,7 +25,7 @@ from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
-from pytorchrl.scheme.gradients.staging import staging_for
+from pytorchrl.scheme.gradients.staging import Staging, staging_for
 from pytorchrl.scheme.gradients.train_batch import TrainBatchSource
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
@@ -107,21 +108,28 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
         step = None if plan.train_batch_size is None else plan.microbatch_size or plan.train_batch_size
         batches = RoundSource(collector, samples, ledger, stats, step if plan.is_streamed else plan.train_batch_size,
                               step)
-    staging, loader, is_kept = staging_for(worker.algo.device, runtime.now), None, worker.storage.provides.is_kept
-    if staging is not None and is_kept and shards is None:
-        worker.storage.device = torch.device("cpu")  # `staging` copies batches to the learner's device
-    elif staging is not None and isinstance(batches, QueueSource) and plan.microbatch_size is None \
-            and isinstance(worker.storage, VanillaOnPolicyBuffer):
-        loader = Loader(staging, samples.following, runtime.now)
+    staging, loader = _staging(worker, batches, samples, plan, runtime)
     options = options_of(GWorkerOptions, collection)
     keep = options.keep_bad_batches
     source = BatchSource(
         worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
         # With priorities, no batch is drawn ahead, because a draw depends on the TD errors of the previous batch.
-        staging=staging, draws_ahead=is_kept and not worker.storage.has_priorities)
+        staging=staging, draws_ahead=worker.storage.provides.is_kept and not worker.storage.has_priorities)
     if options.check_data == "always":
         source.check = DataCheck(worker.storage)
     bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
     return GWorkerParts(
         ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,
         gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group, bad_batches, point))
+
+
+def _staging(worker: CWorker, batches: TrainBatchSource, samples: SampleQueue, plan: BatchPlan,
+             runtime: Runtime) -> tuple[Staging | None, Loader | None]:
+    """Return the objects that copy batches, and rollouts that wait in the queue, to an accelerator; None: no copies."""
+    staging = staging_for(worker.algo.device, runtime.now)
+    if staging is not None and worker.storage.provides.is_kept and not isinstance(batches, ReplaySource):
+        worker.storage.device = torch.device("cpu")  # `staging` copies batches to the learner's device
+    elif staging is not None and isinstance(batches, QueueSource) and plan.microbatch_size is None \
+            and isinstance(worker.storage, VanillaOnPolicyBuffer):
+        return staging, Loader(staging, samples.following, runtime.now)
+    return staging, None

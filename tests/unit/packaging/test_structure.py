@@ -23,7 +23,7 @@ from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, rea
 pytestmark = reads_source
 FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 
-LONGEST_FILE, LONGEST_LINE, SHORT_FILE = 700, 120, 60
+LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LINE, SHORT_FILE = 700, 60, 120, 60
 # Shorter modules that only one other module imports -> why they are modules of their own.
 SHORT_MODULES = {
     "pytorchrl.agent.algorithms.impala": "each algorithm has a module, in which a reader finds its whole loss",
@@ -121,6 +121,14 @@ def test_no_file_is_long():
     long = [path.relative_to(ROOT).as_posix() for folder in FOLDERS_OF_CODE for path in (ROOT / folder).rglob("*.py")
             if "_build" not in path.parts and len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE]
     assert long == []
+
+
+def test_no_function_of_the_package_is_long():
+    """Check the lengths of functions with their docstrings."""
+    lengths = {f"{name_of(path)}.{node.name}": node.end_lineno - node.lineno + 1 for path in MODULES
+               for node in nodes_of(path) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    assert len(lengths) > 1000
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
 
 
 def test_short_modules_with_one_importer_have_a_reason():
