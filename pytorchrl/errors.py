@@ -1,4 +1,4 @@
-"""Every exception of the package.
+"""Every exception of the package that may reach a user.
 
     PyTorchRLError
     ├ ConfigError (ValueError)          bad settings, found before anything starts
@@ -33,6 +33,7 @@
     ├ LedgerError                       the ledger of a scheme does not balance
     ├ ReplayError                       a replayed run differs from its record
     ├ StoppedError                      an object was used after stop() or close()
+    │ └ DrainingError                   a gradient worker waits for data, but is about to be drained
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
     ├ UnknownParameterError (KeyError)  no such parameter can change during training
     └ WeightsError                      weights do not fit the actor
@@ -197,12 +198,20 @@ class ExportError(PyTorchRLError):
     """A policy cannot be exported, or the exported file would choose other actions than the agent."""
 
 
+class LedgerError(PyTorchRLError):
+    """The ledger does not balance: environment steps were lost or counted twice."""
+
+
 class ReplayError(PyTorchRLError):
     """A replayed run differs from its record, or continues beyond the end of the record."""
 
 
 class StoppedError(PyTorchRLError):
     """The learner, scheme or worker has been stopped, or the environments have been closed."""
+
+
+class DrainingError(StoppedError):
+    """The gradient worker is about to be drained, so the learner must not wait for more data."""
 
 
 class CallOrderError(PyTorchRLError, RuntimeError):

@@ -3,7 +3,7 @@
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
-from pytorchrl.scheme.ledger import DropReason, LedgerError, LedgerSnapshot
+from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.options.base import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.run import Processes, Ray, Simulated, Threads
@@ -14,7 +14,7 @@ from pytorchrl.support.work import Work
 
 __all__ = [
     "ASYNC", "CENTRAL", "PARALLEL", "SYNC", "AsynchronousCollection", "AsynchronousGradients", "CWorkerSet",
-    "Communication", "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet", "LedgerError",
+    "Communication", "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet",
     "LedgerSnapshot", "Processes", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated",
     "SynchronousCollection", "SynchronousGradients", "Threads"]
 

@@ -16,12 +16,8 @@ from enum import Enum
 from operator import itemgetter
 from typing import NamedTuple, SupportsIndex
 
-from pytorchrl.errors import PyTorchRLError
+from pytorchrl.errors import LedgerError
 from pytorchrl.files.atomic import saved_int
-
-
-class LedgerError(PyTorchRLError):
-    """The ledger does not balance: environment steps were lost or counted twice."""
 
 
 class DropReason(str, Enum):

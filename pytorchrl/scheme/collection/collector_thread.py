@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
+from pytorchrl.errors import ConfigError, DrainingError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -40,10 +40,6 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
-
-
-class DrainingError(StoppedError):
-    """The gradient worker is about to be drained, so the learner must not wait for more data."""
 
 
 @dataclass(frozen=True, kw_only=True)

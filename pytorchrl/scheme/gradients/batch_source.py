@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from pytorchrl.agent.contracts import DataCheck
 from pytorchrl.agent.data import Batch
-from pytorchrl.errors import LearnerStarvedError, StoppedError
+from pytorchrl.errors import DrainingError, LearnerStarvedError, StoppedError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import MomentsOfData, ProcessGroup

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.data import Batch
-from pytorchrl.errors import CallOrderError
+from pytorchrl.errors import CallOrderError, DrainingError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
-from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients import microbatch as micro
 from pytorchrl.scheme.gradients.assembly import assemble

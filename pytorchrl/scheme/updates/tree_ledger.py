@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TypedDict
 
-from pytorchrl.errors import CheckpointError
-from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerError, LedgerSnapshot, merge
+from pytorchrl.errors import CheckpointError, LedgerError
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 
 _BEFORE = (-1, -1)
 """Key of the ledgers of gradient workers that were lost before a checkpoint. No live worker has this key, so the next

@@ -13,9 +13,8 @@ import pytest
 
 from pytorchrl.files.atomic import put_in_place
 from pytorchrl import PPO
-from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StartError, StoppedError
+from pytorchrl.errors import ConfigError, EnvError, LedgerError, PyTorchRLError, StartError, StoppedError
 from pytorchrl.learner.learner import Learner
-from pytorchrl.scheme.ledger import LedgerError
 from tests.unit.learner.fake_learners import make, records
 
 

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerError, LedgerSnapshot, merge
+from pytorchrl.errors import LedgerError
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 
 
 def test_steps_move_from_place_to_place():

@@ -12,9 +12,8 @@ from torch import nn
 
 from pytorchrl import ASYNC, PPO, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
-from pytorchrl.errors import CollectionError
+from pytorchrl.errors import CollectionError, LedgerError
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.ledger import LedgerError
 
 GRADIENTS = [{}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
              {"num_grad_workers": 2, "distribute_gradients": True}]

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import pytorchrl
 from pytorchrl import errors
 from pytorchrl.agent.data import Episode
-from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
+from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerSnapshot
 from pytorchrl.scheme.transport.encoder import Sent
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting
@@ -37,9 +38,9 @@ _MESSAGES = [
     WorkerCounters(rollouts=1, agent_steps={"a": 2}).snapshot(),
 ]
 _ERRORS = [value for _, value in inspect.getmembers(errors, inspect.isclass)
-           if issubclass(value, errors.PyTorchRLError)] + [LedgerError]
-
-
+           if issubclass(value, errors.PyTorchRLError)]
+# Exceptions that the package itself always catches.
+_CAUGHT = {"channel ClosedError", "channel FullError", "signals Unblocked", "simulation Ended"}
 _MUTABLE = {
     # class: reason why objects of this class never are messages, batches or steps
     "agent/storages/ring.py _Head": "state of a ring buffer",
@@ -98,18 +99,30 @@ def test_errors_pickle_with_their_message(error):
     assert again.args == ("text", 3)
 
 
-def test_the_hierarchy_of_errors():
-    assert issubclass(errors.ConfigError, ValueError)
-    assert issubclass(errors.FactoryError, TypeError)
-    for parent, children in {
-            errors.ConfigError: ["FactoryError", "FactorySerializationError", "DeviceError", "SpaceError"],
-            errors.StartError: ["InsufficientResourcesError", "RayConnectionError", "StartTimeoutError"],
-            errors.WorkerError: ["EnvError", "CollectionError", "LearnerStarvedError", "RanksDifferError",
-                                 "WorkerLostError"],
-            errors.WorkerLostError: ["WorkerDiedError", "RankLostError", "CrashLoopError", "NoWorkersLeft"],
-            errors.NonFiniteError: ["NonFiniteDataError", "NonFiniteUpdateError"]}.items():
-        for child in children:
-            assert issubclass(getattr(errors, child), parent)
+def parents_in(tree):
+    """Return class -> names of its bases, as an error's line and place in the drawn tree of errors state them."""
+    found, path = {}, []
+    for line in tree.splitlines():
+        if found_line := re.fullmatch(r"    ([│├└ ]*)(\w+)(?: \((\w+)\))?(?:  +.*)?", line):
+            drawn, name, builtin = found_line.groups()
+            del path[len(drawn) // 2:]
+            found[name] = [*path[-1:], *filter(None, [builtin])] or ["Exception"]
+            path.append(name)
+    return found
+
+
+def test_the_drawn_tree_of_errors_states_every_class_and_its_bases():
+    assert len(_ERRORS) > 35
+    assert parents_in(errors.__doc__) == {
+        error.__name__: [base.__name__ for base in error.__bases__] for error in _ERRORS}
+
+
+def test_every_error_is_in_the_module_of_errors():
+    homes = {f"{path.stem} {node.name}" for path in sorted(Path(pytorchrl.__file__).parent.rglob("*.py"))
+             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ClassDef)
+             and any(ast.unparse(base).endswith(("Error", "Exception", "Fault")) for base in node.bases)}
+    assert {f"errors {error.__name__}" for error in _ERRORS} <= homes
+    assert {home for home in homes if not home.startswith("errors ")} == _CAUGHT
 
 
 @pytest.mark.parametrize("choice", [*Communication, *Execution])
