@@ -9,22 +9,21 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays
 from pytorchrl.agent.env.aliases import Action, Observation
 from pytorchrl.agent.env.guard import observation_problem
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start
-from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory
 from pytorchrl.agent.multi.data import own_names
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import PartFactory
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import DataOfAgent
 
-T = TypeVar("T")
+F = TypeVar("F", bound=PartFactory[object])
 Chosen = DataOfAgent
 """The result of `act`: an action, or a mapping from agents to actions; with memory, a pair (actions, next memory)."""
 MemoryState = DataOfAgent
@@ -45,8 +44,8 @@ _AFTER_TRAINING = 2**62
 class PolicyParts:
     """The parts from which one policy of a trained agent is built."""
 
-    algorithm: Factory[Algorithm]
-    actor: Factory[Actor]
+    algorithm: AlgorithmFactory
+    actor: ActorFactory
     state: Mapping[str, Tensor]
     spaces: RawSpaces
 
@@ -65,10 +64,10 @@ class PolicyParts:
         return Policy(self.build(0).actor, self.spaces)
 
 
-def _with_options(factory: Factory[T], values: Mapping[str, object]) -> Factory[T]:
+def _with_options(factory: F, values: Mapping[str, object]) -> F:
     """Return a copy of the factory with the given option values; ignore names that are not options of the factory."""
     known = {name: value for name, value in values.items() if hasattr(factory.options, name)}
-    return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **known))
+    return factory.with_options(**known)
 
 
 def parts_by_policy(agent: Agent, state: Mapping[str, Tensor]) -> dict[str, PolicyParts]:

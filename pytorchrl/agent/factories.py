@@ -1,28 +1,53 @@
-"""The five factories of an agent."""
+"""The five factories of an agent, and the interfaces through which workers call them.
+
+`Factory` satisfies each interface for the parts of its class, and so does any object with the same members.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from pytorchrl.agent.algorithms.precision import precisions_of, with_precisions
+from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.env import EnvFactory
-from pytorchrl.agent.options import Factory
-from pytorchrl.support.untyped import UserPart
+from pytorchrl.agent.options import PartFactory
+from pytorchrl.agent.storages.base import Storage
+
+
+class AlgorithmFactory(PartFactory[Algorithm], Protocol):
+    """A factory of algorithms."""
+
+    def __call__(self, *, device: str, actor: Actor, seed: int) -> Algorithm:
+        """Build the algorithm that acts with an actor and trains it; see `Algorithm` for the arguments."""
+
+
+class ActorFactory(PartFactory[Actor], Protocol):
+    """A factory of actors."""
+
+    def __call__(self, *, device: str, seed: int) -> Actor:
+        """Build an actor on a device; the seed determines its initial weights."""
+
+
+class StorageFactory(PartFactory[Storage], Protocol):
+    """A factory of storages."""
+
+    def __call__(self, *, device: str, actor: Actor, algorithm: Algorithm, num_envs: int, seed: int) -> Storage:
+        """Build the storage of one worker; see `Storage` for the arguments."""
 
 
 @dataclass(frozen=True)
 class Agent:
     """The factories of an agent's algorithm, actor and storage, and of its training and test environments."""
 
-    algo_factory: Factory[UserPart]
-    actor_factory: Factory[UserPart]
-    storage_factory: Factory[UserPart]
+    algo_factory: AlgorithmFactory
+    actor_factory: ActorFactory
+    storage_factory: StorageFactory
     train_envs_factory: EnvFactory
     test_envs_factory: EnvFactory | None = None
 
-    def as_dict(self) -> dict[str, Factory[object] | None]:
+    def as_dict(self) -> dict[str, PartFactory[object] | None]:
         """Return the factories by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
@@ -31,14 +56,12 @@ class Agent:
         """The factory of the environments in which the trained agent plays: the test environments, if there are any."""
         return self.train_envs_factory if self.test_envs_factory is None else self.test_envs_factory
 
-    @property
-    def precisions(self) -> dict[str, bool]:
-        """Map the name of each policy to whether the networks of that policy compute in bfloat16.
 
-        A policy is left out if its algorithm has no option `mixed_precision`, or if the option is "auto".
-        """
-        return precisions_of(self.algo_factory)
-
-    def with_precisions(self, precisions: Mapping[str, bool]) -> Agent:
-        """Return a copy in which each policy with `mixed_precision="auto"` gets its value from `precisions`."""
-        return dataclasses.replace(self, algo_factory=with_precisions(self.algo_factory, precisions))
+if TYPE_CHECKING:
+    def _type_checkers_refuse_wrong_arguments(
+        algorithm: AlgorithmFactory, actor: ActorFactory, storage: StorageFactory,
+    ) -> None:
+        """Make wrong calls. If a type checker accepted one of them, it would report a comment below as unused."""
+        built = actor(device="cpu", sead=0)  # type: ignore[call-arg]
+        algorithm(device="cpu", actor=algorithm, seed=0)  # type: ignore[arg-type]
+        storage(device="cpu", actor=built, seed=0)  # type: ignore[call-arg]

@@ -17,7 +17,7 @@ import gymnasium as gym
 from torch import nn
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.options import AgentOptions, Factory, Part
+from pytorchrl.agent.options import AgentOptions, Part, PartFactory
 from pytorchrl.errors import ConfigError, Problem, SpaceError
 from pytorchrl.support.problems import error_of, problems_of, raise_all
 from pytorchrl.support.untyped import UserPart
@@ -40,7 +40,7 @@ class StorageDeclarations(Protocol):
     draws_rollouts: ClassVar[bool]
 
 
-def learned_kind(algorithm: Factory[object]) -> DataKind:
+def learned_kind(algorithm: PartFactory[object]) -> DataKind:
     """Return the kind of data that an algorithm learns from.
 
     For several policies, return the kind that requires the freshest data.
@@ -51,7 +51,7 @@ def learned_kind(algorithm: Factory[object]) -> DataKind:
     return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
 
 
-def provided_kind(storage: Factory[object]) -> DataKind:
+def provided_kind(storage: PartFactory[object]) -> DataKind:
     """Return the kind of data that a storage provides.
 
     For several policies, return the kind that requires the freshest data.
@@ -74,7 +74,8 @@ def algorithms_for(*kinds: DataKind) -> str:
 
 
 def check_fit(
-    algorithm: Factory[UserPart], actor: Factory[UserPart], storage: Factory[UserPart], num_envs: int | None = None,
+    algorithm: PartFactory[AlgorithmDeclarations], actor: PartFactory[nn.Module],
+    storage: PartFactory[StorageDeclarations], num_envs: int | None = None,
 ) -> None:
     """Refuse an agent whose algorithm cannot learn with its actor or storage, or whose options contradict each other.
 
@@ -108,7 +109,7 @@ def check_fit(
 
 
 def _check_options(
-    algorithm: Factory[object], actor: Factory[object], storage: Factory[object], num_envs: int | None,
+    algorithm: PartFactory[object], actor: PartFactory[object], storage: PartFactory[object], num_envs: int | None,
 ) -> None:
     """Raise `ConfigError` if options of algorithm, actor and storage contradict each other; list all contradictions."""
     has_memory = getattr(actor.cls, "has_memory", None)  # an actor need not derive from `Actor`
@@ -119,8 +120,8 @@ def _check_options(
 
 
 def check_policies(
-    algorithms: Mapping[str, Factory[object]], actors: Mapping[str, Factory[object]],
-    storages: Mapping[str, Factory[object]],
+    algorithms: Mapping[str, PartFactory[AlgorithmDeclarations]], actors: Mapping[str, PartFactory[nn.Module]],
+    storages: Mapping[str, PartFactory[StorageDeclarations]],
 ) -> None:
     """Check the parts of each policy with `check_fit`; each argument is a mapping from policies to factories."""
     for policy, algorithm in algorithms.items():
@@ -169,7 +170,8 @@ def check_algorithm_space(algorithm: type[AlgorithmDeclarations], space: gym.Spa
         raise problem
 
 
-def _check_policy(policy: str, algorithm: Factory[object], actor: Factory[object], storage: Factory[object]) -> None:
+def _check_policy(policy: str, algorithm: PartFactory[AlgorithmDeclarations], actor: PartFactory[nn.Module],
+                  storage: PartFactory[StorageDeclarations]) -> None:
     try:
         check_fit(algorithm, actor, storage)
     except ConfigError as error:
@@ -177,7 +179,7 @@ def _check_policy(policy: str, algorithm: Factory[object], actor: Factory[object
                        for problem in problems_of(error)) from error
 
 
-def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
+def _declared_kind(factory: PartFactory[object], name: str, what: str) -> DataKind:
     # With several policies, the kind of data is declared in the options; otherwise, in the class.
     kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)
     if not isinstance(kind, DataKind):
@@ -187,7 +189,9 @@ def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
     return kind
 
 
-def _data_problem(algorithm: Factory[UserPart], storage: Factory[UserPart]) -> ConfigError | None:
+def _data_problem(
+    algorithm: PartFactory[AlgorithmDeclarations], storage: PartFactory[StorageDeclarations],
+) -> ConfigError | None:
     wanted, provided = learned_kind(algorithm), provided_kind(storage)
     name = algorithm.cls.__name__
     if wanted is not provided:

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
@@ -173,6 +173,21 @@ def _declares(cls: type, name: str) -> type:
     return next(kind for kind in cls.__mro__ if name in inspect.get_annotations(kind))
 
 
+class PartFactory(Protocol[T_co]):
+    """The members of a factory that describe the part it builds; `agent.factories` adds the arguments of the call."""
+
+    @property
+    def cls(self) -> type[T_co]:
+        """The class of the part."""
+
+    @property
+    def options(self) -> OptionsOfSubclass:
+        """The checked options of the part."""
+
+    def with_options(self, **values: object) -> Self:
+        """Return a copy of the factory with other values of some options."""
+
+
 @dataclass(frozen=True)
 class Factory(Generic[T_co]):
     """A recipe for one part of an agent: a class and its checked options.
@@ -187,6 +202,14 @@ class Factory(Generic[T_co]):
         """Build the part, with the keyword arguments `context` from the worker."""
         build: Callable[..., T_co] = self.cls
         return build(self.options, **context)
+
+    def with_options(self, **values: object) -> Self:
+        """Return a copy of the factory with other values of some options.
+
+        Raises:
+            ConfigError: A value is not allowed, or options contradict each other.
+        """
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, **values))
 
     def __repr__(self) -> str:
         """Return the call that creates an equal factory, with the options that differ from their defaults."""

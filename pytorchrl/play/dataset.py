@@ -281,9 +281,9 @@ def _recording_envs(agent: TrainedAgent, recorder: Callable[[AnyEnv], AnyEnv]) -
     options: VecEnv.Options = factory.options
     stack = [functools.partial(FrameStack, num_frames=options.frame_stack)] if options.frame_stack > 1 else []
     # Errors are raised, because restarting the environment would leave the current episode without an end.
-    return dataclasses.replace(factory, options=dataclasses.replace(
-        options, frame_stack=1, wrappers=(*options.wrappers, *stack, recorder), on_env_error="raise",
-        max_env_restarts=VecEnv.Options.max_env_restarts))
+    return factory.with_options(
+        frame_stack=1, wrappers=(*options.wrappers, *stack, recorder), on_env_error="raise",
+        max_env_restarts=VecEnv.Options.max_env_restarts)
 
 
 def _paths_of(space: AnySpace) -> dict[str, LeafPath]:

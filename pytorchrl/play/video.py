@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import inspect
@@ -154,7 +153,7 @@ def single_environment(
     }
     if is_atari:
         changed |= _single_game(options, recorder, rendering)
-    return dataclasses.replace(factory, options=dataclasses.replace(options, **changed))
+    return factory.with_options(**changed)
 
 
 def _takes_mode(env_fn: EnvFn) -> bool:

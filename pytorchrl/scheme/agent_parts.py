@@ -11,7 +11,7 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, provided_kind
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, PartFactory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
 from pytorchrl.scheme.options.base import as_keywords
@@ -108,12 +108,13 @@ def _sequence_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
 
     Nothing is checked if each sequence of the storage lies within one rollout.
     """
-    storage: Factory[UserPart] = agent.storage_factory
+    storage = agent.storage_factory
     if kind_of(storage) != "sequence":
         return
+    cls: type[UserPart] = storage.cls  # a storage of sequences has more members than `Storage`
     num_shards = settings.num_shards or 1
     sources = -(-settings.collection.num_workers // num_shards)
-    yield from problems_in(storage.cls.check_size, storage.options, agent.train_envs_factory.num_envs, sources,
+    yield from problems_in(cls.check_size, storage.options, agent.train_envs_factory.num_envs, sources,
                            storage.options.size // num_shards)
     if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in SPLITS_SEQUENCES:
         yield Problem(f"routing={settings.collection.routing!r} would split sequences that span several rollouts over "
@@ -180,7 +181,7 @@ def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
                       ("replay_slots", "train_batch_size", "size", "vec_env_size"))
 
 
-def _sent(agent: Agent, settings: Settings) -> dict[str, Factory[object]]:
+def _sent(agent: Agent, settings: Settings) -> dict[str, PartFactory[object]]:
     """Return the factories that are sent to other processes, by name."""
     if not (settings.has_processes and (settings.has_parallel_collection or settings.has_parallel_gradients)):
         return {}
@@ -192,7 +193,7 @@ def _pickle_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         yield from problems_in(_pickled_bytes, name, factory)
 
 
-def _pickled_bytes(name: str, factory: Factory[object]) -> int:
+def _pickled_bytes(name: str, factory: PartFactory[object]) -> int:
     """Return the size of a pickled factory in bytes.
 
     Raises:

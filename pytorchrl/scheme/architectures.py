@@ -20,10 +20,8 @@ from pytorchrl.support.tracebacks import brief_errors_of
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from pytorchrl.agent.actors.base import Actor
-    from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
-    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
     from pytorchrl.scheme.options.keywords import ArchitectureKeywords
 
 
@@ -136,7 +134,7 @@ class Architectures:
         raise error_of(problems.found)
 
     @classmethod
-    def a3c(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def a3c(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
             train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
             **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with asynchronous gradients (A3C, Mnih et al. 2016).
@@ -159,7 +157,7 @@ class Architectures:
         return cls._named("a3c", agent, settings)
 
     @classmethod
-    def ddppo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def ddppo(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
               train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
               **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
@@ -186,8 +184,8 @@ class Architectures:
         return cls._named("ddppo", agent, settings)
 
     @classmethod
-    def microbatch(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
-                   storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
+    def microbatch(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory,
+                   storage_factory: StorageFactory, train_envs_factory: EnvFactory,
                    test_envs_factory: EnvFactory | None = None, **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme for train batches that are too large for memory.
 
@@ -209,7 +207,7 @@ class Architectures:
         return cls._named("microbatch", agent, settings)
 
     @classmethod
-    def impala(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def impala(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
                train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
                **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme in which collection never waits for the learner (IMPALA, Espeholt et al. 2018).
@@ -233,7 +231,7 @@ class Architectures:
         return cls._named("impala", agent, settings)
 
     @classmethod
-    def appo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def appo(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
              **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme as `impala` does, for an algorithm with a clipped surrogate objective (APPO, Luo et al. 2020).
@@ -253,7 +251,7 @@ class Architectures:
         return cls._named("appo", agent, settings)
 
     @classmethod
-    def apex(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def apex(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
              **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with replay shards between collection workers and one learner (Ape-X, Horgan et al. 2018).
@@ -280,7 +278,7 @@ class Architectures:
         return cls._named("apex", agent, settings)
 
     @classmethod
-    def r2d2(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def r2d2(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
              **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme as `apex` does, for actors with memory (R2D2, Kapturowski et al. 2019).
@@ -304,7 +302,7 @@ class Architectures:
         return cls._named("r2d2", agent, settings)
 
     @classmethod
-    def rapid(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def rapid(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
               train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
               **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme of decentralised gradient workers with asynchronous collection (Rapid, Berner et al. 2019).

@@ -14,6 +14,7 @@ from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 from pytorchrl.scheme.options.run import Ray
 from pytorchrl.scheme.options.settings import Settings
+from pytorchrl.scheme.precisions import apply_precisions
 from pytorchrl.scheme.recording.record import differences
 from pytorchrl.support.problems import raise_all
 
@@ -51,7 +52,7 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
                               f"expected {CHECKPOINT_FORMAT!r}; use the version that wrote it")
     if not isinstance(checkpoint.get("state"), Mapping) or not isinstance(checkpoint.get("part"), int):
         raise CheckpointError("the checkpoint lacks the state of the workers or its own number")
-    own = agent.with_precisions(cast("Mapping[str, bool]", checkpoint["mixed_precision"]))
+    own = apply_precisions(agent, cast("Mapping[str, bool]", checkpoint["mixed_precision"]))
     parts = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
     saved = cast("Mapping[str, object]", checkpoint["settings"])
     problems = differences(saved, settings, cast("Mapping[str, Mapping[str, str]]", checkpoint["agent"]), parts,

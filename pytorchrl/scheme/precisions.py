@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytorchrl.agent.algorithms.precision import BatchShape, measure, policies_of, undecided
+from pytorchrl.agent.algorithms.precision import BatchShape, measure, policies_of, undecided, with_precisions
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.options.collection import Collection, SynchronousCollection
 from pytorchrl.support.terminal import get_logger
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.actors.base import Actor
-    from pytorchrl.agent.algorithms.base import Algorithm
-    from pytorchrl.agent.factories import Agent
-    from pytorchrl.agent.options import Factory
-    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
     from pytorchrl.scheme.options.settings import Settings
 
 logger = get_logger(__name__)
@@ -42,7 +40,12 @@ def decide_precisions(agent: Agent, settings: Settings) -> Agent:
                         check_device(device, name="the device on which mixed_precision='auto' measures"))
         logger.info("mixed_precision='auto'%s: %s", f" of policy {policy!r}" if policy else "", trial)
         decisions[policy] = trial.is_mixed
-    return agent.with_precisions(decisions)
+    return apply_precisions(agent, decisions)
+
+
+def apply_precisions(agent: Agent, precisions: Mapping[str, bool]) -> Agent:
+    """Return a copy in which each policy with `mixed_precision="auto"` gets its value from `precisions`."""
+    return replace(agent, algo_factory=with_precisions(agent.algo_factory, precisions))
 
 
 def _num_agents(agent: Agent, policy: str) -> int:
@@ -50,7 +53,7 @@ def _num_agents(agent: Agent, policy: str) -> int:
     return len(agent.algo_factory.options.agents[policy]) if policy else 1
 
 
-def batch_shape(algorithm: Factory[Algorithm], actor: Factory[Actor], storage: Factory[Storage], columns: int,
+def batch_shape(algorithm: AlgorithmFactory, actor: ActorFactory, storage: StorageFactory, columns: int,
                 collection: Collection) -> BatchShape:
     """Return the shape of the batches from which gradients are computed.
 

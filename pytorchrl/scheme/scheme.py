@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from pytorchrl.agent.algorithms.precision import precisions_of
 from pytorchrl.agent.data import Episode, Evaluation
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.names import checked_names
-from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
@@ -32,7 +32,7 @@ from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, re
 from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
-from pytorchrl.scheme.precisions import decide_precisions
+from pytorchrl.scheme.precisions import apply_precisions, decide_precisions
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_settings
@@ -52,10 +52,8 @@ logger = get_logger(__name__)
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pytorchrl.agent.actors.base import Actor
-    from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
-    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
 
 
 def _workers_of(agent: Agent, gradients: GradientKind, collection: Collection) -> GWorkerSetFactory:
@@ -116,8 +114,8 @@ class Scheme(Architectures):
     """
 
     @checked_names
-    def __init__(self, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],  # noqa: PLR0913
-                 storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
+    def __init__(self, algo_factory: AlgorithmFactory, actor_factory: ActorFactory,  # noqa: PLR0913
+                 storage_factory: StorageFactory, train_envs_factory: EnvFactory,
                  test_envs_factory: EnvFactory | None = None, *, collection: Collection | None = None,
                  gradients: GradientKind | None = None, runtime: RuntimeKind | str | None = None,
                  supervision: Supervisor.Options | None = None, **settings: Unpack[SchemeKeywords]) -> None:
@@ -139,7 +137,7 @@ class Scheme(Architectures):
         self.nested = replace(self.nested, process=self.nested.process.replaced(seed=self.seed))
         self.settings: dict[str, object] = self.nested.flat() | options_in_settings(for_storage, storage_factory)
         if self._replay is not None:
-            self.agent = self.agent.with_precisions(self._replay.mixed_precision)
+            self.agent = apply_precisions(self.agent, self._replay.mixed_precision)
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])
         for text in [*texts, *more]:
@@ -363,7 +361,7 @@ class Scheme(Architectures):
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
         return {"format": CHECKPOINT_FORMAT, "settings": dict(self.settings),
-                "agent": describe(self.agent.as_dict()), "mixed_precision": self.agent.precisions,
+                "agent": describe(self.agent.as_dict()), "mixed_precision": precisions_of(self.agent.algo_factory),
                 "part": self._num_checkpoints, "state": state}
 
     def resume(self, checkpoint: StateDict) -> None:

@@ -19,7 +19,7 @@ from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -32,13 +32,11 @@ from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.support.problems import Problems, problems_in
-from pytorchrl.support.untyped import OptionValue, UserPart
+from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training import presets
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.multi.actor import MultiAgentActor
-    from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
-    from pytorchrl.agent.multi.storage import MultiAgentStorage
+    pass
 
 EnvSource = str | Callable[..., object]
 """The argument `env` of `train`: an id, or a function that makes one environment."""
@@ -278,12 +276,12 @@ def _agent(
 def _several(
     envs: MultiAgentEnvFactory, algorithm: Factory[Algorithm], make_actor: Callable[..., Factory[Actor]],
     storage: Factory[Storage], checkpoint: str | None = None, **of_actor: object,
-) -> tuple[Factory[MultiAgentAlgorithm], Factory[MultiAgentActor], Factory[MultiAgentStorage]]:
+) -> tuple[AlgorithmFactory, ActorFactory, StorageFactory]:
     """Return the factories of several policies; `checkpoint` is one model file for all of them."""
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 
 
-def storage_factory(registration: Registration, options: Mapping[str, OptionValue]) -> Factory[UserPart]:
+def storage_factory(registration: Registration, options: Mapping[str, OptionValue]) -> Factory[Storage]:
     """Return the factory of the storage that an algorithm is registered with.
 
     Args:
@@ -314,7 +312,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
     return _factory_without(registration.storage, own, f"transitions are drawn uniformly; add prioritized=True{hints}")
 
 
-def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[UserPart]:
+def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[Storage]:
     """Return a factory of `storage`; raise `ConfigError` with the reason `why` for options that `storage` lacks."""
     own = {field.name for field in dataclasses.fields(options_class(storage))}
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -177,4 +176,4 @@ def environments(
 ) -> tuple[EnvFactory, EnvFactory]:
     """Return factories of training and of evaluation environments. To read the spaces, one environment is built."""
     train = make_factory(env, **options)
-    return train, dataclasses.replace(train, options=dataclasses.replace(train.options, vec_env_size=num_test_envs))
+    return train, train.with_options(vec_env_size=num_test_envs)

@@ -114,7 +114,7 @@ def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
     """Return a factory like `envs`, whose environments also write monitor files to the directory of the run."""
     # The path is absolute, because workers may have another working directory.
     path = os.path.abspath(os.path.expanduser(log_dir))
-    return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
+    return envs.with_options(log_dir=path)
 
 
 @brief_errors

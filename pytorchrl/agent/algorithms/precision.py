@@ -7,20 +7,22 @@ the batches in training, but its observations are all-zero.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
 from pytorchrl.agent.contracts import NUM_EXAMPLES
 from pytorchrl.agent.data import Obs
-from pytorchrl.agent.options import Factory, Options, option
+from pytorchrl.agent.options import Options, PartFactory, option
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
+
+F = TypeVar("F", bound=PartFactory[object])
 
 AUTO = "auto"
 """Value of `mixed_precision` with which a scheme measures which precision is faster; see `measure`."""
@@ -99,40 +101,40 @@ class Measurable(Protocol):
         """Compute the gradient of a batch."""
 
 
-def policies_of(factory: Factory[T]) -> Mapping[str, Factory[T]]:
+def policies_of(factory: F) -> Mapping[str, F]:
     """Return the factories of all policies, by name; if the agent has only one policy, its name is `""`."""
     return getattr(factory.options, "policies", None) or {"": factory}
 
 
-def precisions_of(algorithm: Factory[object]) -> dict[str, bool]:
+def precisions_of(algorithm: PartFactory[object]) -> dict[str, bool]:
     """Return, for each policy without `mixed_precision="auto"`, whether its networks compute in bfloat16."""
     found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
     return {policy: value for policy, value in found.items() if isinstance(value, bool)}
 
 
-def undecided(algorithm: Factory[object]) -> list[str]:
+def undecided(algorithm: PartFactory[object]) -> list[str]:
     """Return the names of the policies with `mixed_precision="auto"`."""
     return [policy for policy, own in policies_of(algorithm).items()
             if getattr(own.options, "mixed_precision", None) == AUTO]
 
 
-def with_precisions(algorithm: Factory[T], precisions: Mapping[str, bool]) -> Factory[T]:
+def with_precisions(algorithm: F, precisions: Mapping[str, bool]) -> F:
     """Return the factory with each `mixed_precision="auto"` replaced by the precision of the policy.
 
     Args:
         algorithm: Factory of the algorithm.
         precisions: Whether the networks of each policy compute in bfloat16; a policy that is missing keeps "auto".
     """
-    changed = {policy: _with_options(policies_of(algorithm)[policy], mixed_precision=precisions[policy])
+    changed = {policy: policies_of(algorithm)[policy].with_options(mixed_precision=precisions[policy])
                for policy in undecided(algorithm) if policy in precisions}
     if not changed:
         return algorithm
     if "" in changed:
         return changed[""]
-    return _with_options(algorithm, policies={**policies_of(algorithm), **changed})
+    return algorithm.with_options(policies={**policies_of(algorithm), **changed})
 
 
-def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShape, device: str) -> PrecisionTrial:
+def measure(algorithm: AlgorithmFactory, actor: ActorFactory, shape: BatchShape, device: str) -> PrecisionTrial:
     """Measure the time of one gradient in each precision, for an algorithm with one policy.
 
     Args:
@@ -144,7 +146,7 @@ def measure(algorithm: Factory[object], actor: Factory[object], shape: BatchShap
     def gradient(is_mixed: bool) -> Callable[[], object]:
         # The trial does not compile the losses: compilation takes up to a minute, and does not speed up the matrix
         # products, which take most of the time.
-        own = _with_options(algorithm, mixed_precision=is_mixed, compile=False)
+        own = algorithm.with_options(mixed_precision=is_mixed, compile=False)
         built = cast("Measurable", own(actor=actor(device=device, seed=0), seed=0, device=device))
         batch = built.example_batch(shape)
         return lambda: built.compute_gradients(batch)
@@ -173,7 +175,3 @@ def compare(
 def example_rows(example: Obs, count: int) -> Obs:
     """Return a batch of `count` observations, by repeating the rows of an actor's `example_obs()`."""
     return {name: leaf[torch.arange(count, device=leaf.device) % NUM_EXAMPLES] for name, leaf in example.items()}
-
-
-def _with_options(factory: Factory[T], **changes: object) -> Factory[T]:
-    return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **changes))

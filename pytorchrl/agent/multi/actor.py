@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.base import Actor, load_checkpoint
 from pytorchrl.agent.env.aliases import AnySpace
+from pytorchrl.agent.factories import ActorFactory
 from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.multi.data import joined, own_names
 from pytorchrl.agent.options import Factory, option
@@ -46,12 +47,13 @@ class MultiAgentActor(nn.Module):
             """The action space of each policy."""
             return {policy: factory.options.action_space for policy, factory in self.policies.items()}
 
-    def __init__(self, options: Options, *, device: str | torch.device = "cpu", seed: int = 0) -> None:
+    def __init__(self, options: Options, *, device: str = "cpu", seed: int = 0) -> None:
         super().__init__()
         self.options, self.device = options, torch.device(device)
+        factories: Mapping[str, ActorFactory] = options.policies
         self.actors: dict[str, Actor] = {
             policy: factory(device=device, seed=derive_seed(seed, Stream.INIT, index))
-            for index, (policy, factory) in enumerate(options.policies.items())}
+            for index, (policy, factory) in enumerate(factories.items())}
         # The actors are in a list, because the names of policies may contain dots, but the names of modules must not.
         self._modules_in_order = nn.ModuleList(self.actors.values())
         self.is_recurrent = any(actor.is_recurrent for actor in self.actors.values())

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Arrays, DataKind
+from pytorchrl.agent.factories import AlgorithmFactory
 from pytorchrl.agent.fit import freshest, learned_kind
 from pytorchrl.agent.multi.data import SEPARATOR, MultiActingStep, MultiBatch, MultiRollout, joined, own_names
 from pytorchrl.agent.options import Factory, option
@@ -108,9 +109,10 @@ class MultiAgentAlgorithm(Algorithm):
         """Build the algorithms of all policies; see `Algorithm` for the arguments."""
         self.options, self.actor, self.device = options, actor, torch.device(device)
         self.learns_from = options.learns_from
+        factories: Mapping[str, AlgorithmFactory] = options.policies
         self.algorithms: dict[str, Algorithm] = {
             policy: factory(device=device, actor=actor.actors[policy], seed=derive_seed(seed, Stream.ACTING, index))
-            for index, (policy, factory) in enumerate(options.policies.items())}
+            for index, (policy, factory) in enumerate(factories.items())}
         self.groups = joined({policy: algo.groups for policy, algo in self.algorithms.items()})
         self.advantage_normalization = options.advantage_normalization
         self.loss_reduction = next(  # type: ignore[misc] # depends on the policies

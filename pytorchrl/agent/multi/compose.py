@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_policies, provided_kind
 from pytorchrl.agent.multi.actor import MultiAgentActor
 from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
@@ -17,7 +18,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import DataOfAgent
+from pytorchrl.support.untyped import DataOfAgent, UserPart
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ def multi_agent(
     actors: Callable[..., Factory[Actor]] | Factory[Actor] | Mapping[str, Factory[Actor]],
     storages: Factory[Storage] | Mapping[str, Factory[Storage]], *,
     trainable: Collection[str] | None = None, checkpoint: str | None = None,
-) -> tuple[Factory[MultiAgentAlgorithm], Factory[MultiAgentActor], Factory[MultiAgentStorage]]:
+) -> tuple[AlgorithmFactory, ActorFactory, StorageFactory]:
     """Return factories of algorithm, actor and storage for several policies, in the order of `Scheme`'s arguments.
 
         envs = MultiAgentVecEnv.create_factory(
@@ -64,7 +65,9 @@ def multi_agent(
     storage = (MultiAgentReplay if keeps else MultiAgentStorage).create_factory(of_storage, envs.agents)
     algorithm = MultiAgentAlgorithm.create_factory(
         of_algorithm, envs.agents, None if trainable is None else tuple(trainable))
-    return algorithm, MultiAgentActor.create_factory(of_actor, envs.agents, checkpoint), storage
+    # A `MultiAgentActor` has the members of `Actor` that workers use, although it does not derive from `Actor`.
+    actor: Factory[UserPart] = MultiAgentActor.create_factory(of_actor, envs.agents, checkpoint)
+    return algorithm, actor, storage
 
 
 def _by_policy(

@@ -6,7 +6,6 @@ T = number of steps of a rollout, E = number of environments, C = number of colu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +16,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData
+from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import freshest, provided_kind
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
 from pytorchrl.agent.options import Factory, option
@@ -107,10 +107,10 @@ class MultiAgentStorage(Storage):
         self.provides = options.provides
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         self.storages: dict[str, UserPart] = {}  # replay buffers have more methods than `Storage`
-        for index, (policy, factory) in enumerate(options.policies.items()):
+        factories: Mapping[str, StorageFactory] = options.policies
+        for index, (policy, factory) in enumerate(factories.items()):
             num_agents = len(options.agents[policy])
-            own_options = dataclasses.replace(factory.options, size=self._own_size(num_agents))
-            self.storages[policy] = dataclasses.replace(factory, options=own_options)(
+            self.storages[policy] = factory.with_options(size=self._own_size(num_agents))(
                 device=device, actor=actor.actors[policy], algorithm=algorithm.algorithms[policy],
                 num_envs=num_envs * num_agents, seed=derive_seed(seed, Stream.BATCHES, index))
         self._normalizing = [

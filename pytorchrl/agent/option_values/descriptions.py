@@ -35,7 +35,7 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
 from pytorchrl.errors import CheckpointError
-from pytorchrl.support.untyped import Json
+from pytorchrl.support.untyped import Json, UserPart
 
 Find = Callable[[str], object]
 """A function that finds a class or function by its reference: `find_imported` or `find_by_import`."""
@@ -163,7 +163,7 @@ def _special(key: str, content: object, find: Find | None, spaces: Spaces | None
 
 def factory_from_json(
     description: Mapping[str, object], find: Find | None = None, spaces: Spaces | None = None,
-) -> Factory[object]:
+) -> Factory[UserPart]:
     """Build a factory from its description; see `from_json` for the arguments and errors."""
     cls = part_of(description, find)
     return Factory(cls, build_options(cls, options_of(description, find, spaces)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pytorchrl.agent.options import Factory, creation_text
+from pytorchrl.agent.options import creation_text
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.base.worker import Context
@@ -24,10 +24,8 @@ from pytorchrl.support.tracebacks import brief_errors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pytorchrl.agent.actors.base import Actor
-    from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory
-    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
 
 # Time limit, in seconds, within which workers must build new environments.
 _RESEED_TIMEOUT_S = 60.0
@@ -149,8 +147,8 @@ class CWorkerSet(WorkerSet[CWorker]):
 
     @classmethod
     @brief_errors
-    def create_factory(cls, num_workers: int | tuple[int, ...], algo_factory: Factory[Algorithm],
-                       actor_factory: Factory[Actor], storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
+    def create_factory(cls, num_workers: int | tuple[int, ...], algo_factory: AlgorithmFactory,
+                       actor_factory: ActorFactory, storage_factory: StorageFactory, train_envs_factory: EnvFactory,
                        **options: Unpack[CollectionKeywords]) -> CWorkerSetFactory:
         """Return a factory that builds the collection workers of each gradient worker.
 

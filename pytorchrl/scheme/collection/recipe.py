@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
 from pytorchrl.scheme.options.gradients import GWorkerOptions
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory, VecEnv
+    from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
     from pytorchrl.agent.storages.base import Storage
 
 
@@ -35,9 +35,9 @@ class CWorkerRecipe:
     """
 
     options: CWorkerOptions
-    algo_factory: Factory[Algorithm]
-    actor_factory: Factory[Actor]
-    storage_factory: Factory[Storage]
+    algo_factory: AlgorithmFactory
+    actor_factory: ActorFactory
+    storage_factory: StorageFactory
     train_envs_factory: EnvFactory
     seed: int = 0
     num_threads: int | None = ProcessOptions.num_threads

@@ -16,9 +16,7 @@ from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollo
 from pytorchrl.support.problems import problems_in, raise_all
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.factories import Agent
-    from pytorchrl.agent.options import Factory
-    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.agent.factories import Agent, AlgorithmFactory, StorageFactory
     from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 
 _PREFETCHED_BATCHES = 4
@@ -85,7 +83,7 @@ def _sizes(collection: ReplayCollection, agent: Agent | CWorkerRecipe) -> tuple[
     return size, batch, starts
 
 
-def _priority_problems(storage: Factory[Storage], collection: ReplayCollection) -> Iterator[Problem]:
+def _priority_problems(storage: StorageFactory, collection: ReplayCollection) -> Iterator[Problem]:
     """Refuse initial priorities from collection workers if the storage would not use them."""
     if collection.initial_priority != "worker":
         return
@@ -101,7 +99,7 @@ def _priority_problems(storage: Factory[Storage], collection: ReplayCollection) 
                       ("initial_priority", "prioritized"))
 
 
-def _microbatch_problems(collection: SynchronousCollection, algorithm: Factory[Algorithm]) -> Iterator[Problem]:
+def _microbatch_problems(collection: SynchronousCollection, algorithm: AlgorithmFactory) -> Iterator[Problem]:
     """Refuse microbatch options that contradict the algorithm."""
     reason = reason_to_keep_batch(algorithm.options, collection.norm_over)
     if not reason or not collection.collects_microbatches:

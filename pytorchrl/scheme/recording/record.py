@@ -27,7 +27,7 @@ import torch
 
 from pytorchrl.agent.algorithms.precision import precisions_of
 from pytorchrl.agent.option_values.text import to_python
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, PartFactory
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
 from pytorchrl.files.lines import check_sealed, seal
@@ -270,7 +270,7 @@ def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
     A description maps the names of options to their values as text, without memory addresses, and "class" to the
     name of the class that the factory builds. The option `log_dir` is omitted.
     """
-    def texts(factory: Factory[object]) -> dict[str, str]:
+    def texts(factory: PartFactory[object]) -> dict[str, str]:
         options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}
         return {"class": factory.cls.__name__,
                 **{name: to_python(value) for name, value in options.items()}}

@@ -8,24 +8,26 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.actors.base import Actor
-from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import map_tensors
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
+from pytorchrl.agent.options import PartFactory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.replay.shard_states import ShardState
+from pytorchrl.scheme.replay.storage_options import ShardStorageFactory
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.support.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
 from pytorchrl.support.worker_names import replay_worker
+
+F = TypeVar("F", bound=PartFactory[object])
 
 # Number of most recent calls of each kind from which the mean duration is computed.
 _TIME_WINDOW = 100
@@ -112,8 +114,8 @@ class RWorker(Worker):
         context: Runtime, incarnation and number of threads of the shard; None: the defaults.
     """
 
-    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Algorithm],
-                 actor_factory: Factory[Actor], storage_factory: Factory[UserPart], num_shards: int = 1, seed: int = 0,
+    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: AlgorithmFactory,
+                 actor_factory: ActorFactory, storage_factory: ShardStorageFactory, num_shards: int = 1, seed: int = 0,
                  context: Context | None = None) -> None:
         context = context or Context()
         super().__init__(index_worker, context.num_threads)
@@ -270,11 +272,11 @@ def describe(storage: UserPart) -> MetricsDict:
     return found | {f"{name}/{policy}": value for policy, own in policies.items() for name, value in own.items()}
 
 
-def share_of(storage_factory: Factory[UserPart], index: int, num_shards: int) -> Factory[UserPart]:
+def share_of(storage_factory: F, index: int, num_shards: int) -> F:
     """Return a factory for the storage of shard `index` (0, 1, ...), whose size is an equal share of the total size.
 
     If the total size is not divisible by the number of shards, the first shards are larger by one env step.
     """
     size = storage_factory.options.size
     share = size // num_shards + (index < size % num_shards)
-    return replace(storage_factory, options=replace(storage_factory.options, size=share))
+    return storage_factory.with_options(size=share)

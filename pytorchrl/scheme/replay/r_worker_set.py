@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pytorchrl.agent.options import Factory, creation_text
+from pytorchrl.agent.options import creation_text
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.base.worker import Context
 from pytorchrl.scheme.base.worker_set import WorkerSet
@@ -20,9 +20,7 @@ from pytorchrl.support.tracebacks import brief_errors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pytorchrl.agent.actors.base import Actor
-    from pytorchrl.agent.algorithms.base import Algorithm
-    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
 
 
 class RWorkerSet(WorkerSet[RWorker]):
@@ -58,8 +56,8 @@ class RWorkerSet(WorkerSet[RWorker]):
 
     @classmethod
     @brief_errors
-    def create_factory(cls, num_workers: int, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
-                       storage_factory: Factory[Storage], **options: Unpack[ReplayKeywords]) -> RWorkerSetFactory:
+    def create_factory(cls, num_workers: int, algo_factory: AlgorithmFactory, actor_factory: ActorFactory,
+                       storage_factory: StorageFactory, **options: Unpack[ReplayKeywords]) -> RWorkerSetFactory:
         """Return a factory that builds the replay shards of each gradient worker.
 
         Args:
@@ -93,9 +91,9 @@ class RWorkerSetFactory:
     """
 
     options: RWorkerSet.Options
-    algo_factory: Factory[Algorithm]
-    actor_factory: Factory[Actor]
-    storage_factory: Factory[Storage]
+    algo_factory: AlgorithmFactory
+    actor_factory: ActorFactory
+    storage_factory: StorageFactory
     seed: int = 0
     num_threads: int | None = ProcessOptions.num_threads
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
 from pytorchrl.support.problems import Problems, error_of
-from pytorchrl.support.untyped import UserPart
 
+ShardStorageFactory: TypeAlias = StorageFactory | Factory[RolloutReplay]
+"""A factory of the storage of a shard."""
 _DRAWN = {DataKind.TRANSITIONS: "transition", DataKind.SEQUENCES: "sequence", DataKind.OLDER_ROLLOUTS: "batch"}
 KINDS = tuple(_DRAWN.values())
 """Kinds of data that shards sample: single transitions, sequences of steps, or whole rollouts."""
@@ -23,7 +26,7 @@ STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 """Options of a replay storage that are also keywords of `Scheme`, under the same names."""
 
 
-def kind_of(factory: Factory[Storage]) -> str | None:
+def kind_of(factory: StorageFactory) -> str | None:
     """Return the kind of data (one of `KINDS`) that replay shards sample; None if replay cannot use the storage."""
     return _drawn(provided_kind(factory), factory.cls)
 
@@ -32,7 +35,7 @@ def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
     return "batch" if storage.draws_rollouts else _DRAWN.get(given)
 
 
-def check_replay(storage: Factory[Storage], size: int | None) -> None:
+def check_replay(storage: StorageFactory, size: int | None) -> None:
     """Check that replay shards can use a storage, and that `size` is given if whole rollouts are replayed.
 
     Args:
@@ -55,12 +58,12 @@ def check_replay(storage: Factory[Storage], size: int | None) -> None:
         RolloutReplay.create_factory(size)
 
 
-def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
+def kept_by_shards(factory: StorageFactory, size: int | None) -> ShardStorageFactory:
     """Return the factory that shards use: `factory` if it builds a replay buffer, else a factory of `RolloutReplay`."""
     return factory if provided_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
-def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
+def rollout_steps(factory: StorageFactory, num_envs: int) -> int:
     """Return the number of env steps in a full rollout of `num_envs` environments."""
     return int(getattr(factory.options, "rollout_size", factory.options.size) * num_envs)
 
@@ -71,7 +74,7 @@ def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
     return bool(getattr(getattr(factory, "cls", None), "has_priorities", False) if prioritized is None else prioritized)
 
 
-def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Factory[UserPart]:
+def with_options(factory: StorageFactory, given: Mapping[str, object]) -> StorageFactory:
     """Return a copy of a storage's factory in which the options in `given` have the given values.
 
     Args:
@@ -102,11 +105,11 @@ def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Fac
         raise error_of([Problem(
             f"{', '.join(unknown)} would be ignored: {factory.cls.__name__} has no such option",
             "give a storage with priorities, such as PERBuffer", tuple(unknown))])
-    return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **values)) if values else factory
+    return factory.with_options(**values) if values else factory
 
 
-def with_settings(factory: Factory[UserPart], given: Mapping[str, object], collection: Collection,
-                  problems: Problems) -> Factory[UserPart]:
+def with_settings(factory: StorageFactory, given: Mapping[str, object], collection: Collection,
+                  problems: Problems) -> StorageFactory:
     """Return a storage's factory with the options that were given to the scheme.
 
     Args:
@@ -127,7 +130,7 @@ def with_settings(factory: Factory[UserPart], given: Mapping[str, object], colle
     return problems.build(lambda **values: with_options(factory, values), values) or factory
 
 
-def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
+def options_in_settings(given: Mapping[str, object], factory: StorageFactory) -> dict[str, object]:
     """Return the storage options of a scheme by name; the value of an option that was not given is None."""
     options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
     if options["beta"] is not None:  # `beta` may describe a schedule; the factory contains it as a `Schedule`

@@ -9,12 +9,10 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from pytorchrl.agent.actors.base import Actor
-from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import PREVIOUS, Evaluation, map_tensors, show_reward
-from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.common import reward_function
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
@@ -45,8 +43,8 @@ class Evaluator(Worker):
         device: Device of the actor.
     """
 
-    def __init__(self, index_worker: int, *, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
-                 test_envs_factory: Factory[VecEnv], seed: int, num_threads: int | None = None,
+    def __init__(self, index_worker: int, *, algo_factory: AlgorithmFactory, actor_factory: ActorFactory,
+                 test_envs_factory: EnvFactory, seed: int, num_threads: int | None = None,
                  device: str = "cpu") -> None:
         super().__init__(index_worker)
         if num_threads is not None:

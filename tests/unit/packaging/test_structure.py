@@ -33,7 +33,7 @@ SHORT_MODULES = {
 # This storage accepts the arguments of every storage and ignores them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}
 # The allowed number of annotations that contain `Any` or a name of `pytorchrl.support.untyped`.
-MOST_ANY = 291
+MOST_ANY = 275
 
 
 NAMES = {name_of(path) for path in MODULES}

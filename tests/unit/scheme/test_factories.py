@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 
 import pytest
@@ -9,7 +10,13 @@ from gymnasium.spaces import Box, Discrete
 from numpy import float32
 
 import pytorchrl as prl
+from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.options import Factory, Part
+from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.errors import ConfigError
 from pytorchrl.scheme import CWorkerSet, GWorkerSet, RWorkerSet
 
 SPACE, ACTIONS, CONTINUOUS = Box(0.0, 1.0, (4,)), Discrete(2), Box(-1.0, 1.0, (2,))
@@ -54,6 +61,27 @@ def test_factory_can_be_pickled_compared_and_printed(name):
     assert repr(factory).startswith(f"{name.split()[0]}.create_factory(")
     if isinstance(factory, Factory) and "size" in factory.options.declarations():
         assert factory != type(factory)(factory.cls, factory.options.replaced(size=65))
+
+
+INTERFACES = {Algorithm: AlgorithmFactory, Actor: ActorFactory, Storage: StorageFactory}
+
+
+@pytest.mark.parametrize("factory", [factory for factory in FACTORIES.values() if type(factory) is Factory]
+                         + [factory for factory in synthetic_agent() if type(factory) is Factory], ids=repr)
+def test_parts_take_the_arguments_that_the_interface_of_their_factory_states(factory):
+    interface = next((found for base, found in INTERFACES.items() if issubclass(factory.cls, base)), ActorFactory)
+    _, *stated = inspect.signature(interface.__call__).parameters
+    assert inspect.signature(factory.cls).bind(factory.options, **dict.fromkeys(stated))
+
+
+def test_a_factory_with_other_options_checks_them():
+    factory = FACTORIES["PPO"]
+    changed = factory.with_options(clip_param=0.1)
+    assert type(changed) is type(factory)
+    assert changed.options == factory.options.replaced(clip_param=0.1) != factory.options
+    assert ENVS.with_options(vec_env_size=3).num_envs == 3
+    with pytest.raises(ConfigError, match="clip_param"):
+        factory.with_options(clip_param=-1.0)
 
 
 def test_printed_call_of_worker_sets_has_only_options_that_differ_from_their_defaults():
