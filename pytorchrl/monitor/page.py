@@ -137,12 +137,13 @@ def _flow(view: RunView) -> str:
     """Return the worker tree as HTML: boxes from left to right, with the rates of steps, gradients and weights."""
     rates, workers = view.rates, view.metric("workers")
     collectors = f"{workers - view.metric('workers_missing')} of {workers} remote" if workers else "in this process"
-    queued, size, mean = view.queue
+    queued, size, mean, peak = view.queue
     nodes = [("collection workers", collectors)]
     if view.setting("num_replay_workers"):
-        nodes.append(("replay", f"{view.setting('num_replay_workers')} shards, {queued} batches wait"))
+        nodes.append(("replay", f"{view.setting('num_replay_workers')} shards, {queued} batches wait, peak {peak}"))
     elif view.setting("col_communication") == "asynchronous":
-        nodes.append(("queue", f"{queued} of {size}" + ("" if mean is None else f", mean {mean:.1f}")))
+        average = "" if mean is None else f", mean {mean:.1f}"
+        nodes.append(("queue", f"{queued} of {size}{average}, peak {peak}"))
     number_of = max(1, sum(not worker.is_collector for worker in view.workers))
     nodes += [("gradient workers", str(number_of)), ("update worker", f"{compact(rates.get('updates'))} updates/s")]
     data = f"{compact(rates.get('collected_steps'))} steps/s →"

@@ -124,13 +124,15 @@ def _flow(view: RunView) -> Table:
     number = max(1, sum(not worker.is_collector for worker in view.workers))
     table.add_row(_plain(f"gradient workers ({number})"),
                   _plain(f"{compact(rates.get('consumed_steps'))} steps/s used, with repeated uses"))
-    queued, size, mean = view.queue
+    queued, size, mean, peak = view.queue
     if view.setting("num_replay_workers"):
         table.add_row(_plain(f"│ ▲ replay ({view.setting('num_replay_workers')} shards)"),
-                      _plain(f"{view.metric('draws_in_flight')} draws in flight, {queued} batches wait", "cyan"))
+                      _plain(f"{view.metric('draws_in_flight')} draws in flight, {queued} batches wait, peak {peak}",
+                             "cyan"))
     elif view.setting("col_communication") == "asynchronous":
         average = "" if mean is None else f", mean {mean:.1f}"
-        table.add_row(_plain("│ ▲ queue"), _plain(f"{_bar(queued, size)} {queued}/{size}{average}", "cyan"))
+        table.add_row(_plain("│ ▲ queue"), _plain(f"{_bar(queued, size)} {queued}/{size}{average}, peak {peak}",
+                                                  "cyan"))
     table.add_row(_plain("│ ▲"), _plain(f"{compact(rates.get('collected_steps'))} steps/s, "
                                         f"{compact(rates.get('bytes_in'))}B/s", "cyan"))
     table.add_row(_plain("▼ │"), _plain(f"{compact(rates.get('weight_pushes'))} weights/s, "

@@ -190,10 +190,13 @@ class RunView:
         return {reason: steps for reason in reasons if (steps := count(reasons, reason))}
 
     @property
-    def queue(self) -> tuple[int, int, float | None]:
-        """The train batches in the queue, as (current number, capacity, mean number); the mean is None if unknown."""
+    def queue(self) -> tuple[int, int, float | None, int]:
+        """The train batches in the queue: current number, capacity, mean number (None if unknown), and peak.
+
+        With replay shards, the numbers are those of the batches from shards that wait for the learner.
+        """
         return (count(self.latest, "scheme", "queue_size"), count(self.run, "scheme", "queue_size"),
-                number(self.latest, "scheme", "queue", "mean"))
+                number(self.latest, "scheme", "queue", "mean"), self.metric("queue_peak"))
 
     def setting(self, name: str) -> str:
         """Return a setting of the scheme as text; empty if the scheme has no such setting."""

@@ -78,7 +78,8 @@ class WorkerCounters:
     workers_missing: int = counter(Merge.LEVEL, "Remote collection workers and shards lost and not yet replaced.")
     queued_items: int = counter(Merge.LEVEL, "Queued train batches, or batches from shards that wait for the learner.")
     queue_peak: int = counter(
-        Merge.LARGEST, "Largest number of train batches that the sample queue has contained so far.")
+        Merge.LARGEST, "Largest number of train batches that the sample queue has contained so far, or of batches from "
+        "shards that waited for the learner.")
     requests_in_flight: int = counter(Merge.LEVEL, "Rollouts requested from remote collection workers.")
     draws_in_flight: int = counter(Merge.LEVEL, "Batches requested from shards.")
 

@@ -135,6 +135,11 @@ class CentralInference(RemoteStrategy[EnvWorker, EnvAnswer]):
         self._left: dict[int, _Stream] = {}  # workers that are leaving and have delivered all their steps
         self._num_batches = self._num_rows = self._lag = 0
 
+    @property
+    @override
+    def _most_requests(self) -> int:
+        return 1
+
     def _new_stream(self, place: int) -> _Stream:
         return _Stream(self._new_builder(place), self._runtime.now)
 

@@ -237,7 +237,7 @@ class CollectorThread(threading.Thread):
     # Statistics
 
     def count(self, counters: WorkerCounters) -> None:
-        """Add this thread's counts of workers, restarts, weight messages and requests to `counters`."""
+        """Add the counts of workers, restarts, weight messages, requests and the destination to `counters`."""
         counters.weight_pushes += self._weights.num_sent
         counters.bytes_out += self._weights.bytes_out
         counters.restarts += self.supervisor.restarts
@@ -247,6 +247,7 @@ class CollectorThread(threading.Thread):
         counters.workers += self.num_workers
         counters.workers_missing += max(0, self.num_workers - self.strategy.num_live())
         counters.requests_in_flight += self.strategy.num_in_flight()
+        self._destination.count(counters)
         if isinstance(self.strategy, CentralInference):
             self.strategy.count(counters)
 

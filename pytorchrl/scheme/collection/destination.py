@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from typing_extensions import override
 
 from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.support.untyped import Payload
 
 # Capacity, in entries, of a `RolloutQueue`.
-_QUEUE_SIZE = 16
+QUEUE_SIZE = 16
 
 
 class Destination(ABC):
@@ -27,6 +28,10 @@ class Destination(ABC):
     """
 
     queue: queue.Queue[Payload]  # each destination has its own type of entries
+
+    @abstractmethod
+    def invariant(self) -> bool:
+        """Return whether all queues and requests of the destination are within their limits, after every event."""
 
     @property
     def delays_requests(self) -> bool:
@@ -54,6 +59,9 @@ class Destination(ABC):
         This method may be called repeatedly during a drain.
         """
 
+    def count(self, counters: WorkerCounters) -> None:
+        """Add the destination's counts, such as the number of entries in its queue, to `counters`; by default, none."""
+
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
         """Store rollouts that arrive during a drain. By default, discard them; `GWorker.drain` counts their steps."""
 
@@ -66,12 +74,18 @@ class RolloutQueue(Destination):
     """A destination that queues rollouts, for a collector thread without a gradient worker.
 
     Attributes:
-        queue: Bounded queue, whose entries are lists of rollouts that arrived together.
+        queue: Queue of at most `QUEUE_SIZE` entries, which are lists of rollouts that arrived together.
+        peak: Largest number of entries that the queue has contained after an entry was added.
     """
 
     def __init__(self, runtime: Runtime, closing: threading.Event) -> None:
-        self.queue: queue.Queue[list[Rollout]] = runtime.make_queue(_QUEUE_SIZE)
+        self.queue: queue.Queue[list[Rollout]] = runtime.make_queue(QUEUE_SIZE)
         self._closing = closing
+        self.peak = 0
+
+    @override
+    def invariant(self) -> bool:
+        return self.queue.qsize() <= QUEUE_SIZE
 
     @override
     def put(self, rollouts: list[Rollout]) -> None:
@@ -80,7 +94,13 @@ class RolloutQueue(Destination):
                 self.queue.put(rollouts, timeout=POLL_INTERVAL_S)
             except queue.Full:
                 continue
+            self.peak = max(self.peak, self.queue.qsize())
             return
+
+    @override
+    def count(self, counters: WorkerCounters) -> None:
+        counters.queued_items += self.queue.qsize()
+        counters.queue_peak = max(counters.queue_peak, self.peak)
 
     @override
     def begin_drain(self) -> None:

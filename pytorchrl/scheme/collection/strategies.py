@@ -74,6 +74,10 @@ class CollectionStrategy(ABC):
             if valid := self._book(rollouts):
                 deliver(valid)
 
+    def invariant(self) -> bool:
+        """Return whether no worker has too many requests, which holds after every event."""
+        return True  # without remote workers, there are no requests
+
     @abstractmethod
     def num_live(self) -> int:
         """Return the number of workers that are not lost."""
@@ -201,11 +205,19 @@ class RemoteStrategy(CollectionStrategy, Generic[W, A]):
         self._workers, self._runtime, self._supervisor, self._weights = workers, runtime, supervisor, weights
         self._journal = weights.local_worker.journal
         self._num_asked = len(workers)  # workers from this index on are leaving
-        # Owner: the collector thread; other threads use `_in_flight` only after it has ended. `invariant` of a subclass
-        # states how many requests a worker may have.
+        # Owner: the collector thread; other threads use `_in_flight` only after it has ended. See `invariant`.
         self._in_flight: Requests[A] = Requests(
             runtime, supervisor, self._journal, seconds_of, numbers_of, self._forget, self._request_replacement)
         self._is_draining = False
+
+    @override
+    def invariant(self) -> bool:
+        return self._in_flight.at_most(self._most_requests)
+
+    @property
+    @abstractmethod
+    def _most_requests(self) -> int:
+        """Largest number of requests that a worker may have."""
 
     @abstractmethod
     def _forget(self, index: int) -> None:
@@ -393,6 +405,11 @@ class Barrier(_RemoteCollection, RoundStrategy):
         self._num_pending = 0  # rounds that have been requested but not delivered
         self._send_s = 0.0
 
+    @property
+    @override
+    def _most_requests(self) -> int:
+        return self._num_pending  # one for each round
+
     @override
     def request_ahead(self, num_steps: int) -> None:
         self._weights.attach_due()
@@ -526,9 +543,10 @@ class OnArrival(_RemoteCollection):
         super().__init__(workers, runtime, supervisor, ledger, weights)
         self._col_in_flight, self._is_started = options.col_in_flight, False
 
-    def invariant(self) -> bool:
-        """Return whether no worker has more than `col_in_flight` requests, which holds after every event."""
-        return self._in_flight.at_most(self._col_in_flight)
+    @property
+    @override
+    def _most_requests(self) -> int:
+        return self._col_in_flight
 
     def step(self, deliver: Deliver) -> None:
         """Poll once: deliver finished rollouts, oldest request first, and request a new rollout after each delivery."""
@@ -570,9 +588,10 @@ class OnDemand(_RemoteCollection):
         super().__init__(workers, runtime, supervisor, ledger, weights)
         self._col_in_flight, self._may_request = options.col_in_flight, may_request
 
-    def invariant(self) -> bool:
-        """Return whether no worker has more than `col_in_flight` requests, which holds after every event."""
-        return self._in_flight.at_most(self._col_in_flight)
+    @property
+    @override
+    def _most_requests(self) -> int:
+        return self._col_in_flight
 
     def step(self, deliver: Deliver) -> None:
         """Poll once: deliver finished rollouts, and make all allowed requests after each delivery."""

@@ -99,10 +99,6 @@ class RoundSource(TrainBatchSource):
         return TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts], uses=1)
 
     @override
-    def count(self, counters: WorkerCounters) -> None:
-        self._by_hand.count(counters)
-
-    @override
     def take_levels(self) -> tuple[int, ...]:
         """Return how many train batches were waiting at each `take` since the last `take_levels`.
 
@@ -174,10 +170,6 @@ class QueueSource(TrainBatchSource):
     @override
     def cancel_uses(self, batch: TrainBatch) -> None:
         self._samples.discard(batch)
-
-    @override
-    def count(self, counters: WorkerCounters) -> None:
-        self._samples.count(counters)
 
     @override
     def take_levels(self) -> tuple[int, ...]:

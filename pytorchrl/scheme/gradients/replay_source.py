@@ -105,6 +105,7 @@ class ReplaySource(TrainBatchSource):
         counters.workers += len(states)
         counters.workers_missing += shards.num_missing
         counters.queued_items += shards.num_waiting
+        counters.queue_peak = max(counters.queue_peak, shards.sampler.peak)
         counters.draws_in_flight += shards.num_pending
         counters.replay_items_dropped += shards.items_dropped
         counters.stale_priorities += sum(state.contents["stale_priorities"] for state in states)
@@ -134,6 +135,10 @@ class ReplayDestination(Destination):
     def __init__(self, shards: Shards, runtime: Runtime, closing: threading.Event) -> None:
         self._shards, self._runtime, self._closing = shards, runtime, closing
         self.queue: queue.Queue[TrainBatch] = runtime.make_queue(1)
+
+    @override
+    def invariant(self) -> bool:
+        return self._shards.invariant()
 
     @override
     def put(self, rollouts: list[Rollout]) -> None:

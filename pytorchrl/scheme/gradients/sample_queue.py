@@ -265,8 +265,8 @@ class SampleQueue(Destination):
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
 
+    @override
     def invariant(self) -> bool:
-        """Return whether the queue has at most `queue_size` train batches, which holds after every event."""
         return self.queue.qsize() <= self._options.queue_size
 
     # Called by the collector thread
@@ -449,6 +449,7 @@ class SampleQueue(Destination):
         levels, self._levels = tuple(self._levels), []
         return levels
 
+    @override
     def count(self, counters: WorkerCounters) -> None:
         """Add to `counters` the numbers of queued and dropped train batches and of canceled uses, and the peak."""
         counters.queued_items += self.queue.qsize()

@@ -72,9 +72,8 @@ class TrainBatchSource(ABC):
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Do not return this train batch from `take` again, if the source returns train batches several times."""
 
-    @abstractmethod
     def count(self, counters: WorkerCounters) -> None:
-        """Add the source's counts, such as the number of queued train batches, to `counters`."""
+        """Add the source's counts to `counters`; by default, none, because `Destination.count` counts the queue."""
 
     def take_times(self) -> Times:
         """Return the durations of the source's operations since the last call.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -84,11 +84,20 @@ class Inserter:
         self._ledger, self._add_in_flight = ledger, add_in_flight
         self._adds: Requests[ShardState] = Requests(
             runtime, supervisor, Journal(), lambda state: 0.0, lambda state: (), self._reset, lambda index: None)
-        # For each shard: the rollouts in flight to the shard, in the order of its pending requests in `_adds`.
+        # For each shard: the rollouts in flight to the shard, in the order of its requests in `_adds`; see `invariant`.
         self._in_flight: list[deque[Rollout]] = [deque() for _ in handles]
         self._evicted, self._resident = [0] * len(handles), [0] * len(handles)
         self._router = Router(routing, len(handles), seed, lambda index: (
             states.current[index].resident, len(self._in_flight[index])))
+
+    def invariant(self) -> bool:
+        """Return whether each shard has at most `add_in_flight` rollouts, and a rollout for each of its requests.
+
+        This holds after every event.
+        """
+        requests = Counter(self.owners)
+        return all(requests[index] <= len(rollouts) <= self._add_in_flight
+                   for index, rollouts in enumerate(self._in_flight))
 
     def add(self, rollout: Rollout, version: int) -> bool:
         """Send a rollout to a shard; return False if no shard can accept it now.
@@ -119,11 +128,8 @@ class Inserter:
         Raises:
             Exception: An error of a shard, or the supervisor's error for a lost shard.
         """
-        lost = self._states.lost
-        while lost:
-            index, incarnation, error = lost.popleft()
-            if incarnation == self._states.incarnation(index):
-                self._adds.lose(index, error)
+        while (lost := self._states.take_lost()) is not None:
+            self._adds.lose(*lost)
         for index, state in self._adds.poll(timeout_s):
             self._confirm(index, state)
 

@@ -55,6 +55,7 @@ class Sampler:
             `Sample`.
         num_waiting: Number of further batches that had arrived when the latest batch was taken.
         num_pending: Number of batches that were in flight when the latest batch was taken.
+        peak: Largest number of batches that have waited at the same time so far.
         watch: Stopwatch that measures how long it takes to request a batch ("draw"), to receive a batch that has
             arrived ("fetch"), and to send priorities ("priorities").
     """
@@ -68,13 +69,17 @@ class Sampler:
         self._rng = np.random.default_rng(seed)
         self.watch = Stopwatch(runtime.now)
         self.versions = np.zeros((0, 2), np.int64)
-        self.num_waiting = self.num_pending = 0
+        self.num_waiting = self.num_pending = self.peak = 0
         self._levels: list[int] = []
         self._requests: deque[_Request] = deque()
         self._current: _Request | None = None  # the request for the latest batch taken
         # For each shard, the pairs (ids, errors) to send once the shard has confirmed the previous priorities.
         self._unsent: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in handles]
         self._updates: list[tuple[int, Future[ShardState]] | None] = [None] * len(handles)
+
+    def invariant(self) -> bool:
+        """Return whether at most `max_requests` batches are in flight or waiting, which holds after every event."""
+        return len(self._requests) <= self._max_requests
 
     @property
     def num_requested(self) -> int:
@@ -118,6 +123,7 @@ class Sampler:
         self.num_waiting = len(self._runtime.wait(futures, 0.0)) if futures else 0
         self.num_pending = len(futures) - self.num_waiting
         self._levels.append(self.num_waiting)
+        self.peak = max(self.peak, self.num_waiting + 1)  # the batch that was taken had been waiting, too
 
     def take_levels(self) -> tuple[int, ...]:
         """Return, for each batch taken since the last `take_levels`, how many other batches had arrived already."""

@@ -58,17 +58,21 @@ class ShardStates:
         added: Number of env steps in rollouts that shards have added and confirmed; the inserter updates this count.
         trained: Number of env steps in sampled batches, where each step counts once per pass over its batch; the
             sampler updates this count.
-        lost: (index, incarnation, error) for each shard that the sampler found to be lost, until the inserter handles
-            the loss. The incarnation is the number of earlier losses of the shard.
     """
 
     def __init__(self, num_shards: int, changed: threading.Event) -> None:
-        self._lock, self.changed = threading.Lock(), changed
+        self._lock, self.changed = threading.Lock(), changed  # guards the following attributes: `invariant()`
         self._states = [ShardState() for _ in range(num_shards)]
         self._incarnations = [0] * num_shards
         self._headers: deque[RolloutHeader] = deque()
         self.added = self.trained = 0
-        self.lost: deque[tuple[int, int, WorkerLostError]] = deque()
+        # Shard that the sampler found to be lost -> the first error, until the inserter handles the loss.
+        self._lost: dict[int, WorkerLostError] = {}
+
+    def invariant(self) -> bool:
+        """Return whether no batch is requested from lost shards, because they have no mass, after every event."""
+        with self._lock:
+            return all(self._states[index].mass == 0.0 for index in self._lost)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -112,15 +116,22 @@ class ShardStates:
             return headers
 
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
-        """Stop sampling from a lost shard, and report the loss to the inserter by adding an entry to `lost`."""
+        """Stop sampling from a lost shard, and report the loss to the inserter, which calls `take_lost`."""
         with self._lock:
             if incarnation == self._incarnations[index]:
                 # Late responses of the lost shard contain a smaller value of `answers`, so `update` ignores them.
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
-        self.lost.append((index, incarnation, error))
+                self._lost.setdefault(index, error)
+
+    def take_lost(self) -> tuple[int, WorkerLostError] | None:
+        """Return the index and error of a shard that the sampler found to be lost, and forget the loss; else None."""
+        with self._lock:
+            index = next(iter(self._lost), None)
+            return None if index is None else (index, self._lost.pop(index))
 
     def reset(self, index: int) -> None:
         """Record that a new, empty incarnation of a shard starts."""
         with self._lock:
             self._incarnations[index] += 1
             self._states[index] = ShardState()
+            self._lost.pop(index, None)

@@ -79,6 +79,10 @@ class Shards:
         self.is_draining = False
         self.items_dropped = 0
 
+    def invariant(self) -> bool:
+        """Return whether the invariants of the inserter, the sampler and their shared states hold."""
+        return self._inserter.invariant() and self.sampler.invariant() and self._states.invariant()
+
     # Methods for the collector thread
 
     def add(self, rollout: Rollout, is_stopped: Callable[[], bool]) -> None:

@@ -24,7 +24,8 @@ def record(seconds, env_steps, *, grads=None, workers=(), **scheme):
         "algorithm": {"loss": 1.0 / (1 + seconds)},
         "scheme": {
             "grads_received": grads, "grads_held": 0, "weight_pushes": grads, "bytes_in": 1000 * int(seconds),
-            "bytes_out": 0, "queue_size": 2, "queue": {"count": 1, "mean": 1.0}, "workers": 2, "workers_missing": 0,
+            "bytes_out": 0, "queue_size": 2, "queue": {"count": 1, "mean": 1.0}, "queue_peak": 5, "workers": 2,
+            "workers_missing": 0,
             "workers_restarted": 0, "envs_restarted": 0, "requests_in_flight": 4,
             "policy_lag_histogram": [[0, 5], [1, 3], [2, 2]], "grad_lag": {"mean": 0.5, "max": 1, "p50": 0, "p90": 1},
             "by_worker": [{"worker": "GWorker 0", "gradients": grads, "restarts": 0}, *workers],

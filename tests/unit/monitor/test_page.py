@@ -12,7 +12,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.monitor.page import report, write_report
 from pytorchrl.monitor.style import TOGGLE
 from pytorchrl.monitor.view import read_run
-from tests.unit.monitor.runs import HOSTILE, hostile_run, make_run, usual_records
+from tests.unit.monitor.runs import HOSTILE, description, hostile_run, make_run, usual_records
 
 # Every tag that a page may contain.
 TAGS = {
@@ -44,10 +44,16 @@ def test_a_report_contains_the_parts_of_a_run(tmp_path):
     text = " ".join(page.text)
     for part in ("training: mean return", "ledger, in env steps", "time of each level, at the end",
                  "GWorker 0/CWorker 2", "policy lag, in updates", "faults and restarts", "versions", "num_col_workers",
-                 "2 to 3", "lost workers replaced: 1 (GWorker 0/CWorker 2)", "dropped: worker_lost", "loss"):
+                 "2 of 8, mean 1.0, peak 5", "2 to 3", "lost workers replaced: 1 (GWorker 0/CWorker 2)",
+                 "dropped: worker_lost", "loss"):
         assert part in text
     assert set(page.tags) <= TAGS
     assert page.tags.count("polyline") >= 4
+
+
+def test_a_report_shows_how_many_batches_of_shards_wait(tmp_path):
+    run = read_run(make_run(tmp_path / "a", usual_records(), description(num_replay_workers=3)))
+    assert "3 shards, 2 batches wait, peak 5" in report([run])
 
 
 def test_a_report_needs_nothing_else(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from pytorchrl.monitor.live import show_once
 from pytorchrl.monitor.screen import frame
 from pytorchrl.monitor.view import read_run
-from tests.unit.monitor.runs import hostile_run, make_run, record, row, usual_records
+from tests.unit.monitor.runs import description, hostile_run, make_run, record, row, usual_records
 
 
 def shown(run_dir, width):
@@ -24,10 +24,15 @@ def test_a_frame_shows_the_tree_and_fits(tmp_path, width):
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     for part in ("a ppo on CartPole-v1 ended", "4,000/10,000 steps 40%", "bottleneck: 75% of the time",
-                 "2/8, mean 1.0", "CWorker 2 100 1,500 2.0 4 8 1", "who waits for whom", "worker_lost 3",
+                 "2/8, mean 1.0, peak 5", "CWorker 2 100 1,500 2.0 4 8 1", "who waits for whom", "worker_lost 3",
                  "the update worker waits 90% of the time for gradients", "1.5 mean, 3 p90, 9 max",
                  "lost workers replaced: 1 (GWorker 0/CWorker 2)"):
         assert part in words
+
+
+def test_a_frame_shows_how_many_batches_of_shards_wait(tmp_path):
+    text = shown(make_run(tmp_path / "a", usual_records(), description(num_replay_workers=3)), 200)
+    assert "0 draws in flight, 2 batches wait, peak 5" in text
 
 
 def test_wide_terminals_show_blocks_side_by_side(tmp_path):

@@ -142,6 +142,6 @@ def test_a_record_of_another_form_is_no_error(tmp_path, broken):
 def test_names_come_from_the_description(tmp_path):
     view = read_run(make_run(tmp_path / "a", [record(1, 10, workers=[row("GWorker 0/CWorker 0", 10)])], description()))
     assert (view.name, view.algorithm, view.env, view.target_steps) == ("a", "ppo", "CartPole-v1", 10_000)
-    assert view.queue == (2, 8, 1.0)
+    assert view.queue == (2, 8, 1.0, 5)
     assert view.lag_histogram == ((0, 5), (1, 3), (2, 2))
     assert view.workers[1].lag is None

@@ -19,7 +19,7 @@ from pytorchrl.errors import InjectedFault, NonFiniteUpdateError
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
-from pytorchrl.scheme.collection.strategies import OnArrival, OnDemand
+from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 # Number of schedules of the thorough tests, enough to find each planted bug. Tests marked `chaos` run more schedules.
@@ -94,11 +94,9 @@ class Watch:
         if self.settings["distribute_gradients"]:
             self.check_ranks()
         for worker in grad_workers:
-            strategy, destination = worker.collector.strategy, worker.collector._destination
-            if isinstance(strategy, (OnArrival, OnDemand)):
-                check_that(strategy.invariant(), "a worker has more requests than col_in_flight allows")
-            if isinstance(destination, SampleQueue):
-                check_that(destination.invariant(), "there are", worker.inqueue.qsize(), "items in the queue")
+            check_that(worker.collector.strategy.invariant(), "a worker has more requests than allowed")
+            check_that(worker.collector._destination.invariant(), "there are", worker.inqueue.qsize(),
+                       "items in the queue, or too many requests to shards")
 
     def check_ranks(self):
         """Check that the version of each rank equals the version of the scheme, or is one higher."""
@@ -393,7 +391,7 @@ BUGS = {
     broadcast_after_resubmission: (15, "requested with weights"),
     a_rollout_counted_twice: (15, "learned too often|ledger does not balance"),
     a_missed_wake_up: (121, "a gradient worker is idle"),
-    a_request_too_many: (15, "more requests than col_in_flight allows"),
+    a_request_too_many: (15, "more requests than allowed"),
     a_queue_without_a_bound: (15, "items in the queue"),
     a_snapshot_of_newer_weights: (0, "a snapshot is newer than the weights"),
     a_stop_that_leaves_a_thread: (15, "waits for the end of CollectorThread"),

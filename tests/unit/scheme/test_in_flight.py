@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import queue
 import random
 
 import pytest
 
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.runtime.threads import _ThreadActor
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination
 from tests.conftest import seeds
 
@@ -29,6 +31,9 @@ class Look:
 
     def look(self):
         self.most = max(self.most, self.unused(self))
+        for worker in self.grad_workers:
+            assert worker.collector.strategy.invariant()
+            assert worker.collector._destination.invariant()
 
     @property
     def grad_workers(self):
@@ -184,3 +189,51 @@ def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
         runs = [len(list(group)) for version, group in itertools.groupby(made) if version > 0]
         assert max(runs) <= most
         assert set(runs[:-1]) & {math.ceil(delay / rollout)}
+
+
+class Calls(queue.Queue):
+    """The queue of a worker's calls, with the largest number of calls that it has contained."""
+
+    peak = 0
+
+    def put(self, *args, **kwargs):
+        super().put(*args, **kwargs)
+        self.peak = max(self.peak, self.qsize())
+
+
+# Settings -> for levels of the worker tree, the largest number of requests that a worker may have; otherwise, it is 1.
+LIMITS = {
+    "col_in_flight": ({"num_col_workers": 2, "col_communication": ASYNC, "col_in_flight": 3}, {"CWorker": 3}),
+    "rounds": ({"num_col_workers": 2}, {"CWorker": 1}),
+    "gradients": ({"num_grad_workers": 2, "grad_communication": ASYNC}, {"GWorker": 1}),
+    "shards": ({"num_col_workers": 2, "col_communication": ASYNC, "num_replay_workers": 2, "add_in_flight": 2,
+                "prefetch": 2}, {"CWorker": 2, "RWorker": 2 + 2 * 2 + 1}),
+}
+
+
+@pytest.mark.parametrize(("settings", "limits"), LIMITS.values(), ids=LIMITS)
+def test_the_calls_of_a_worker_are_limited_by_their_senders(make_replay_scheme, monkeypatch, settings, limits):
+    """Check that the queue of a worker's calls needs no limit of its own.
+
+    The senders wait for the answer to any other call, such as `ready`, so there is at most one such call more.
+    """
+    actors, init = [], _ThreadActor.__init__
+
+    def init_(self, *args):
+        init(self, *args)
+        self.calls = Calls()
+        actors.append(self)
+    monkeypatch.setattr(_ThreadActor, "__init__", init_)
+    agent = {"capacity": 100} if "num_replay_workers" in settings else {}
+    scheme = make_replay_scheme(agent, runtime="threads", **settings)
+    for _ in range(2):
+        for _ in range(30):
+            scheme.step()
+        scheme.update_worker.drain(10.0)
+    scheme.stop()
+    peaks = {}
+    for actor in actors:
+        level = actor.name.rpartition("/")[2].split()[0]
+        peaks[level] = max(peaks.get(level, 0), actor.calls.peak)
+    assert peaks.keys() >= limits.keys()
+    assert {level: peak for level, peak in peaks.items() if not 1 <= peak <= limits.get(level, 1) + 1} == {}

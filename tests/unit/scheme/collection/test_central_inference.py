@@ -335,3 +335,17 @@ def test_noise_that_continues_in_each_environment_is_refused():
     with pytest.raises(ConfigError, match=r"noise='ou' contradicts inference='central'.*give noise='gaussian'"):
         Scheme(*agent, **THREE)
     Scheme(*agent, **{**THREE, "inference": "worker"}).stop()
+
+
+def test_no_worker_has_two_requests(make_scheme):
+    scheme = make_scheme(runtime="simulated", **THREE)
+    strategy, found = scheme.start().local_worker.collector.strategy, []
+    scheme.runtime.simulation.after_event = lambda: found.append(strategy.invariant())
+    while scheme.version < 8:
+        scheme.step()
+    scheme.runtime.simulation.after_event = None
+    assert len(found) > 50
+    assert all(found)
+    strategy._unstarted = [0, 1, 2]
+    strategy._start_workers()  # some workers have a request already
+    assert not strategy.invariant()

@@ -158,6 +158,15 @@ def test_rounds_requested_ahead_cover_the_steps(num_steps, num_rounds):
     assert [name for name, *_ in runtime.calls] == ["0", "1"] * num_rounds
 
 
+def test_each_worker_has_at_most_one_request_for_each_round():
+    runtime, workers = _fake_workers(2)
+    strategy = _barrier(workers, runtime)
+    strategy.request_ahead(24)  # two rounds
+    assert strategy.invariant()
+    strategy._request(0)
+    assert not strategy.invariant()
+
+
 @pytest.mark.parametrize("col_in_flight", [1, 3])
 def test_each_worker_has_col_in_flight_requests(col_in_flight):
     runtime, workers = _fake_workers(2)

@@ -26,6 +26,11 @@ class Side:
         self.inserter = Inserter(self.handles, self.runtime, supervisor, self.states, self.ledger,
                                  **{"routing": "round_robin", "add_in_flight": 2, "seed": 0} | options)
         self.number = 0
+        self.runtime.simulation.after_event = self.check
+
+    def check(self):
+        assert self.inserter.invariant()
+        assert self.states.invariant()
 
     def add(self, worker=1):
         """Collect a rollout and send it; return whether a shard has accepted it."""
@@ -96,6 +101,9 @@ def test_no_more_rollouts_are_in_flight_than_allowed(make, add_in_flight):
     while side.add():
         pass
     assert sorted(side.inserter.owners) == [0] * add_in_flight + [1] * add_in_flight
+    side.inserter._in_flight[0].append(rollout(9, 1))
+    assert not side.inserter.invariant()
+    side.inserter._in_flight[0].pop()
     side.inserter.poll(1.5)
     assert side.add()
 

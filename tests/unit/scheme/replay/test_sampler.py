@@ -67,6 +67,7 @@ def test_max_requests_batches_are_requested_ahead(make, max_requests):
     side.states.added = 7
     side.take()
     assert side.sampler.num_requested == max_requests - 1
+    assert side.sampler.invariant()
     assert side.asked[:max_requests] == [(7, number) for number in range(max_requests)]
 
 
@@ -166,7 +167,20 @@ def test_a_hung_shard_is_suspended_and_reported(make):
     side = make(number=1, costs={"sample": 100.0}, timeout_s=2.0)
     for _ in range(40):
         assert side.sampler.poll({}) is None
-    (index, incarnation, error), *_ = side.states.lost
-    assert (index, incarnation, type(error)) == (0, 0, WorkerLostError)
+    index, error = side.states.take_lost()
+    assert (index, type(error)) == (0, WorkerLostError)
+    assert side.states.take_lost() is None  # several requests were lost, but only one shard
     assert "RWorker 1 hangs: no batch for 2.0 s" in str(error)
     assert side.states.current[0].mass == 0.0
+
+
+def test_the_peak_is_the_largest_number_of_batches_that_waited(make):
+    side = make(max_requests=4)
+    assert side.sampler.peak == 0
+    side.sampler._request({})
+    side.runtime.sleep(1.0)  # all batches arrive
+    for _ in range(3):
+        side.take()
+    assert side.sampler.peak == 4
+    side.sampler._requests.extend(side.sampler._requests)
+    assert not side.sampler.invariant()

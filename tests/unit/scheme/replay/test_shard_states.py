@@ -22,8 +22,25 @@ def test_late_answers_do_not_give_mass_to_a_suspended_shard():
     states.suspend(0, 0, error)
     states.update(0, 0, ShardState(answers=2, mass=2.0))
     assert states.current[0].mass == 0.0
-    assert list(states.lost) == [(0, 0, error)]
+    states.suspend(0, 0, WorkerLostError("hangs again"))
+    assert states.invariant()
+    assert (states.take_lost(), states.take_lost()) == ((0, error), None)  # one entry for each shard
     states.reset(0)
     states.update(0, 1, ShardState(answers=1, mass=3.0))
     assert states.current[0].mass == 3.0
     assert states.incarnation(0) == 1
+
+
+def test_a_lost_shard_that_is_reset_is_not_reported():
+    states = ShardStates(2, threading.Event())
+    states.suspend(1, 0, WorkerLostError("hangs"))
+    states.reset(1)
+    states.suspend(1, 0, WorkerLostError("hangs, but was replaced"))
+    assert states.take_lost() is None
+
+
+def test_a_lost_shard_with_mass_breaks_the_invariant():
+    states = ShardStates(2, threading.Event())
+    states.suspend(1, 0, WorkerLostError("hangs"))
+    states._states[1] = ShardState(mass=1.0)
+    assert not states.invariant()

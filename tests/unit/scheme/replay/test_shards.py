@@ -59,8 +59,12 @@ class Side:
             Supervisor.Options(on_worker_failure=policy, worker_timeout_s=5.0),
             **{"batch_size": 16, "num_passes": 1, "timeout_s": 20.0, "seed": seed} | own)
         self.workers.wait_ready()
+        self.runtime.simulation.after_event = self.check
         self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
         self.runtime.start_thread(self.collector)
+
+    def check(self):
+        assert self.shards.invariant()
 
     def get(self):
         batch = self.shards.get(lambda: False, lambda: self.collector.failure, {})
