@@ -16,7 +16,7 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"
               "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
 # The page of a notebook is its `.md` file. The copy for Jupyter is excluded, because it has the same document name.
 exclude_patterns = ["_build", "_ext", "notebooks/*.ipynb",
-                    "benchmarks/coverage.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
+                    "benchmarks/coverage.md", "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"

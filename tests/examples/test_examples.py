@@ -36,7 +36,7 @@ SMOKE_RUNS = {
     "optuna_search.py": ([], "optuna"),
     "tune_search.py": ([pytest.mark.ray], "pandas"),
 }
-# Script -> (env steps, updates) with `--smoke --seed 1`; in the simulated runtime, asynchronous runs are repeatable, too.
+# Script -> (env steps, updates) with `--smoke --seed 1`; the simulated runtime also makes asynchronous runs repeatable.
 COUNTS = {
     "central_ppo.py": (982, 40),
     "parallel_sync_ppo.py": (987, 40),

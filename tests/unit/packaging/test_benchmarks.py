@@ -1,8 +1,12 @@
 """Tests that every benchmark starts, and that its results say which commit and machine they belong to."""
 
+import importlib
 import importlib.util
+import io
 import json
 import re
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -13,7 +17,7 @@ SCRIPTS = {path.name for path in BENCHMARKS.glob("*.py")} - MODULES
 # Script -> package that it needs, and that the tests do not install.
 NEEDS = {"rliable_check.py": "rliable"}
 # Scripts that write text or files, and digests.py, whose results are equal for all commits.
-WITHOUT_ORIGIN = {"digests.py", "golden.py", "reading_sample.py", "report.py", "watching.py"}
+WITHOUT_ORIGIN = {"digests.py", "golden.py", "history.py", "reading_sample.py", "report.py", "watching.py"}
 # Prints the help of each script in one process, and the failures afterwards.
 HELP = """
 import contextlib, io, json, runpy, sys
@@ -58,3 +62,43 @@ def test_result_states_commit_and_machine(run_forked):
     assert re.fullmatch(r"[0-9a-f]{8}(-dirty)?", printed["commit"])
     assert set(printed["machine"]) == {"processor", "cores", "python", "torch"}
     assert printed["machine"]["cores"] > 0
+
+
+def load_history(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("history")
+
+
+def test_the_history_is_complete_and_its_table_is_current(monkeypatch):
+    history = load_history(monkeypatch)
+    lines = [json.loads(line) for line in history.HISTORY.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) > 100
+    for line in lines:
+        assert list(line) == ["commit", "recorded", "date", "machine", "script", "name", "value", "unit", "source"]
+        assert re.fullmatch(r"[0-9a-f]{8}(-dirty)?", line["commit"] or line["recorded"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", line["date"])
+        assert line["script"].split()[0] in SCRIPTS
+        assert isinstance(line["value"], (int, float))
+        assert line["unit"]
+    assert len({json.dumps(line) for line in lines}) == len(lines)
+    assert history.HISTORY.with_suffix(".md").read_text(encoding="utf-8") == history.table(lines)
+
+
+def test_figures_of_a_benchmark_are_kept(monkeypatch, tmp_path):
+    history = load_history(monkeypatch)
+    printed = [{"commit": "01234567", "machine": {"processor": "Zen 3", "cores": 2}, "task": "sac", "rate": 1.5},
+               {"task": "dqn", "results": [{"case": "small", "rate": 2, "seconds": 9}, {"case": "large", "rate": 3}]}]
+    path = tmp_path / "history.jsonl"
+    for text in (json.dumps(printed[0], indent=1) + "\n", "a line of a log\n" + json.dumps(printed[1])):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr("sys.argv", ["history.py", "--keep", "a.py", "--figure", "rate=1/s",
+                                         "--history", str(path)])
+        history.main()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["commit"], line["machine"], line["name"], line["value"]) for line in lines] == [
+        ("01234567", "Zen 3", "sac, rate", 1.5), (None, None, "dqn, results, small, rate", 2),
+        (None, None, "dqn, results, large, rate", 3)]
+    assert {(line["script"], line["unit"], line["recorded"]) for line in lines} == {("a.py", "1/s", None)}
+    monkeypatch.setattr("sys.stdin", io.StringIO("{}"))
+    with pytest.raises(SystemExit):
+        history.main()
