@@ -1,6 +1,6 @@
 """Print where a training run listens, and which of its files other users can access, as JSON (Linux only).
 
-    python benchmarks/exposure.py [--runtime ray] [--decentralised]
+    python benchmarks/exposure.py [--runtime ray] [--decentralized]
 
 The script trains PPO on CartPole-v1 with two remote workers. During training, it lists the sockets on which the
 processes of the run listen (from /proc/net), and the files that these processes have open for writing, the files in
@@ -104,12 +104,12 @@ def main() -> None:
     """Parse the command line, train, and print the sockets and files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtime", choices=("ray", "processes", "threads"), default="ray")
-    parser.add_argument("--decentralised", action="store_true",
+    parser.add_argument("--decentralized", action="store_true",
                         help="use two gradient workers that average gradients among themselves")
     options = parser.parse_args()
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     workers: dict[str, Any] = {"num_col_workers": 2, "col_communication": ASYNC}
-    if options.decentralised:
+    if options.decentralized:
         workers = {"num_grad_workers": 2, "distribute_gradients": True}
     scheme = Scheme(
         PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),

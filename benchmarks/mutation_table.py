@@ -292,7 +292,7 @@ _SCHEME = [
          ("self.made_steps += num_env_steps", "pass"),
          ("self._envs.num_envs if isinstance", "len(next(iter(step.parts.values())).valid) if isinstance"),
          ("int(np.count_nonzero(step.valid))", "len(step.valid)")),
-    *_of("scheme/updates/decentralised.py", "scheme/updates/test_decentralised.py",
+    *_of("scheme/updates/decentralized.py", "scheme/updates/test_decentralized.py",
          ("parameters=own, storage_parameters=of_storage", ""),
          ("% self.check_interval == 0", "% self.check_interval == 1"),
          ("_MAX_BREAKUPS = 3", "_MAX_BREAKUPS = 4")),

@@ -5,7 +5,7 @@
 Each scheme has one learner, and two collection workers on Ray. Each collection worker plays 8 games. The network is the
 small network of `examples/atari_ppo.py`.
 
-- `appo`: rollouts of 64 steps per game, train batches of 1024 steps, 3 epochs with 4 mini-batches.
+- `appo`: rollouts of 64 steps per game, train batches of 1024 steps, 3 epochs with 4 minibatches.
 - `impala`: rollouts of 20 steps per game, train batches of 160 steps, each used twice. Advantages are not normalized
   and are small in a game with few rewards, so the entropy bonus must be smaller than for PPO. The weight of the value
   loss is the default: with a fifth of the default, the agent learns nothing in a million steps.

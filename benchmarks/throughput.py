@@ -45,7 +45,7 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
         "central_2_threads": {"num_threads": 2},
         "async_2_threads": {"col_communication": "asynchronous", "queue_size": 1, "col_in_flight": 1, "num_threads": 2},
         "parallel_gradients": {"num_grad_workers": 2, "num_envs": 4},
-        "decentralised": {"num_grad_workers": 2, "num_envs": 4, "distribute_gradients": True},
+        "decentralized": {"num_grad_workers": 2, "num_envs": 4, "distribute_gradients": True},
     },
 }
 BEST = {"cartpole": "async_2_collectors", "pong": "async_2_threads"}

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="PPO with decentralised gradient workers (DD-PPO).")
+    parser = argparse.ArgumentParser(description="PPO with decentralized gradient workers (DD-PPO).")
     parser.add_argument("--num-grad-workers", type=int, default=2, help="gradient workers on Ray, 2 or more")
     parser.add_argument("--num-col-workers", type=int, default=1,
                         help="collection workers of each gradient worker; 1: it collects by itself")

@@ -20,7 +20,7 @@ def main() -> None:
     train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
     actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
-    # With one epoch and one mini-batch, each step is used only once.
+    # With one epoch and one minibatch, each step is used only once.
     algorithm = PPO.create_factory(lr=linear(1e-2, 0.0), gamma=0.98, num_epochs=1, num_mini_batch=1, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=64, gae_lambda=0.9)
 

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="APPO with decentralised learners and asynchronous collectors "
+    parser = argparse.ArgumentParser(description="APPO with decentralized learners and asynchronous collectors "
                                                  "(Rapid).")
     parser.add_argument("--num-grad-workers", type=int, default=2, help="learners on Ray, 2 or more")
     parser.add_argument("--num-col-workers", type=int, default=1,

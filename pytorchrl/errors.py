@@ -199,7 +199,7 @@ class ExportError(PyTorchRLError):
 
 
 class LedgerError(PyTorchRLError):
-    """The ledger does not balance: environment steps were lost or counted twice."""
+    """The ledger does not balance: env steps were lost or counted twice."""
 
 
 class ReplayError(PyTorchRLError):

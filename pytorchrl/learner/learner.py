@@ -237,7 +237,7 @@ class Learner:
         if self._state is State.RUNNING:
             self._save()
             if self.options.checkpoints_on_exit:
-                checkpoint_within(interrupts.seconds_left if is_whole else 0.0, self.save_checkpoint)
+                checkpoint_within(interrupts.time_left_s if is_whole else 0.0, self.save_checkpoint)
         self.stop()
 
     def _save(self) -> None:
@@ -449,18 +449,18 @@ class Learner:
         self._files.record(self._callbacks.recorded(record))
 
 
-def checkpoint_within(seconds_left: float, save: Callable[[float], None]) -> None:
+def checkpoint_within(time_left_s: float, save: Callable[[float], None]) -> None:
     """Write the checkpoint after a signal. A failure is logged and not raised, because the process must end.
 
     Args:
-        seconds_left: Time limit in seconds. If it is 0, because the grace period has passed or the update has failed,
+        time_left_s: Time limit in seconds. If it is 0, because the grace period has passed or the update has failed,
             no checkpoint is written.
         save: Function that writes a checkpoint; its argument is the time limit in seconds.
     """
     try:
-        if not seconds_left:
+        if not time_left_s:
             raise TimeoutError("the last update did not end within grace_s")
-        save(seconds_left)
+        save(time_left_s)
     except Exception as error:  # noqa: BLE001 - a worker may fail in any way
         logger.warning("no checkpoint was written after the signal: %s", error)
 

@@ -77,7 +77,7 @@ def _policy_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         shown = ", ".join(f"{name} {list(own) if own else 'none'}" for name, own in policies.items())
         yield Problem(f"all parts must have the same policies, got {shown}", "make them with multi_agent(...)")
     of_policies = getattr(agent.storage_factory.options, "policies", {})
-    if settings.num_shards > 1 and any(
+    if settings.num_replay_workers > 1 and any(
             getattr(factory.options, "weight_norm", None) == "buffer" for factory in of_policies.values()):
         yield Problem("weight_norm='buffer' with several policies needs a single replay shard, because it depends on "
                       "all priorities in the replay", "give num_replay_workers=1 or weight_norm='batch'",
@@ -112,10 +112,10 @@ def _sequence_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     if kind_of(storage) != "sequence":
         return
     cls: type[UserPart] = storage.cls  # a storage of sequences has more members than `Storage`
-    num_shards = settings.num_shards or 1
-    sources = -(-settings.collection.num_workers // num_shards)
+    num_replay_workers = settings.num_replay_workers or 1
+    sources = -(-settings.collection.num_workers // num_replay_workers)
     yield from problems_in(cls.check_size, storage.options, agent.train_envs_factory.num_envs, sources,
-                           storage.options.size // num_shards)
+                           storage.options.size // num_replay_workers)
     if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in SPLITS_SEQUENCES:
         yield Problem(f"routing={settings.collection.routing!r} would split sequences that span several rollouts over "
                       "different shards", "leave routing out", ("routing",))

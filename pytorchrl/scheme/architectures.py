@@ -160,7 +160,7 @@ class Architectures:
     def ddppo(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
               train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
               **settings: Unpack[ArchitectureKeywords]) -> Self:
-        """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
+        """Build a scheme with decentralized gradients (DD-PPO, Wijmans et al. 2020).
 
         Gradient workers average gradients among themselves. Once the fraction `col_fraction_workers` of the gradient
         workers has finished collecting, the other gradient workers stop collecting.
@@ -305,7 +305,7 @@ class Architectures:
     def rapid(cls, algo_factory: AlgorithmFactory, actor_factory: ActorFactory, storage_factory: StorageFactory,
               train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
               **settings: Unpack[ArchitectureKeywords]) -> Self:
-        """Build a scheme of decentralised gradient workers with asynchronous collection (Rapid, Berner et al. 2019).
+        """Build a scheme of decentralized gradient workers with asynchronous collection (Rapid, Berner et al. 2019).
 
         The algorithm must correct for policy lag, as `APPO` does.
 

@@ -73,7 +73,7 @@ class WorkerCounters:
     inference_batches: int = counter(Merge.TOTAL, "Batches of actions that were chosen by central inference.")
     inference_rows: int = counter(Merge.TOTAL, "Environments in all batches of central inference.")
     inference_lag: int = counter(Merge.TOTAL, "Lags of the weights in all batches of central inference, in updates.")
-    collectors: int = counter(Merge.LEVEL, "Collection workers, including the local one if it collects.")
+    num_collectors: int = counter(Merge.LEVEL, "Collection workers, including the local one if it collects.")
     workers: int = counter(Merge.LEVEL, "Remote collection workers and shards.")
     workers_missing: int = counter(Merge.LEVEL, "Remote collection workers and shards lost and not yet replaced.")
     queued_items: int = counter(Merge.LEVEL, "Queued train batches, or batches from shards that wait for the learner.")

@@ -1,4 +1,4 @@
-"""Count the environment steps in each place; every collected step is in exactly one place.
+"""Count the env steps in each place; every collected step is in exactly one place.
 
     collected = in flight + queued + consumed (unique) + resident + evicted + sum of dropped[reason]
 

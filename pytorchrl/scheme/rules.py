@@ -16,7 +16,7 @@ from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.run import Processes, Ray, Simulated, Threads
 from pytorchrl.scheme.options.settings import Settings, numbers_problems
-from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients
+from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralizedGradients
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, WEIGHTS, Compression
 
 
@@ -107,7 +107,7 @@ RULES = (
          lambda s: "address is for a Ray cluster, but a scheme without remote workers does not use one",
          "leave address out", ("address", *_COLLECTION, *_GRADIENTS, "num_replay_workers")),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.placement is not None
-         and not (s.has_parallel_gradients and (s.has_parallel_collection or s.num_shards > 1)),
+         and not (s.has_parallel_gradients and (s.has_parallel_collection or s.num_replay_workers > 1)),
          lambda s: "placement='colocate' places each gradient worker on the same node as its own remote workers",
          "give num_grad_workers >= 2 and num_col_workers (or num_replay_workers) >= 2, or leave placement out",
          ("placement", *_COLLECTION, *_GRADIENTS, "num_replay_workers")),
@@ -129,17 +129,17 @@ RULES = (
          and s.gradients.aggregate > s.gradients.num_grad_workers,
          lambda s: f"aggregate must be from 1 to num_grad_workers ({s.gradients.num_grad_workers}), got "
                    f"{as_keywords(s.gradients)['aggregate']}", "lower aggregate", ("aggregate", *_GRADIENTS)),
-    Rule(lambda s: isinstance(s.gradients, DecentralisedGradients) and s.gradients.num_grad_workers < 2,
+    Rule(lambda s: isinstance(s.gradients, DecentralizedGradients) and s.gradients.num_grad_workers < 2,
          lambda s: "distribute_gradients=True needs num_grad_workers >= 2",
          "give that, or leave distribute_gradients out", ("distribute_gradients", "num_grad_workers")),
     # Compression
-    Rule(lambda s: isinstance(s.gradients, DecentralisedGradients)
+    Rule(lambda s: isinstance(s.gradients, DecentralizedGradients)
          and _is_sent(GRADS, s.gradients.compress_grads_to_send),
          lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} contradicts "
                    "distribute_gradients=True: gradient workers sum gradients among themselves in float32, and send no "
                    "encoded gradients",
          "leave one of the two out", ("compress_grads_to_send", "distribute_gradients")),
-    Rule(lambda s: not s.has_parallel_gradients and not isinstance(s.gradients, DecentralisedGradients)
+    Rule(lambda s: not s.has_parallel_gradients and not isinstance(s.gradients, DecentralizedGradients)
          and _is_sent(GRADS, s.gradients.compress_grads_to_send),
          lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} needs {_REMOTE_GRADIENTS}: central "
                    "gradients are not sent",
@@ -149,7 +149,7 @@ RULES = (
                    "of the local worker are not sent",
          "give that, or leave compress_data_to_send out", ("compress_data_to_send", *_COLLECTION)),
     Rule(lambda s: _is_sent(WEIGHTS, s.updates.compress_weights_to_send) and not s.has_parallel_collection
-         and (isinstance(s.gradients, DecentralisedGradients) or not s.has_parallel_gradients),
+         and (isinstance(s.gradients, DecentralizedGradients) or not s.has_parallel_gradients),
          lambda s: f"compress_weights_to_send={s.updates.compress_weights_to_send!r} needs remote workers: otherwise "
                    "weights are not sent",
          f"give {_REMOTE_COLLECTION}, or give {_REMOTE_GRADIENTS} without distribute_gradients",
@@ -165,7 +165,7 @@ RULES = (
          "leave one of them out", ("inference", "compress_weights_to_send", *_GRADIENTS)),
     # Stragglers
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.on_straggler == "finish"
-         and s.collection.train_batch_size is not None and isinstance(s.gradients, DecentralisedGradients)
+         and s.collection.train_batch_size is not None and isinstance(s.gradients, DecentralizedGradients)
          and not s.has_parallel_collection,
          lambda s: "on_straggler='finish' contradicts train_batch_size for gradient workers that collect themselves: a "
                    "worker that is preempted before it has train_batch_size steps starts another rollout, so the "
@@ -181,6 +181,6 @@ RULES = (
 
 WARNINGS = (
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.col_fraction_workers < 1.0
-         and not s.has_parallel_collection and not isinstance(s.gradients, DecentralisedGradients),
+         and not s.has_parallel_collection and not isinstance(s.gradients, DecentralizedGradients),
          lambda s: "col_fraction_workers < 1 has no effect with num_col_workers=1", "", ()),
 )

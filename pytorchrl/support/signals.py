@@ -137,7 +137,7 @@ class Interrupts:
             self._timer.cancel()
 
     @property
-    def seconds_left(self) -> float:
+    def time_left_s(self) -> float:
         """Remaining seconds of the grace period, at least 0."""
         return max(0.0, self._received_at + self._grace_s - time.monotonic())
 

@@ -111,7 +111,7 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
         "num_envs": 10, "num_steps": 50, "lr": linear(5e-4, 0.0), "target_steps": 10_000_000, **_ATARI,
     },
     # The MuJoCo settings follow Sample Factory (Petrenko et al. 2020): rollouts of 64 steps and two epochs. With
-    # 8 environments, however, a mini-batch has 256 steps instead of 1024.
+    # 8 environments, however, a minibatch has 256 steps instead of 1024.
     ("appo", "classic"): {
         "num_envs": 8, "num_steps": 64, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(1e-3, 0.0), "gamma": 0.98,
         "vtrace_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,

@@ -112,7 +112,7 @@ def test_pattern(make_scheme, tmp_path, pattern):
     pytest.param({"num_col_workers": 2, "compress_data_to_send": True}, marks=pytest.mark.thorough),
     {"num_grad_workers": 2, "compress_grads_to_send": "bf16", "compress_weights_to_send": True},
     {"num_grad_workers": 2, "distribute_gradients": True},
-], ids=["2 collectors", "2 gradient workers", "decentralised"])
+], ids=["2 collectors", "2 gradient workers", "decentralized"])
 def test_processes_and_threads_compute_equal_parameters(make_scheme, settings):
     """Check that the same seed gives bit-for-bit equal parameters after 12 updates with processes and with threads."""
     states = []

@@ -86,7 +86,7 @@ def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
     {"num_col_workers": 2, "compress_data_to_send": True},
     pytest.param({"num_grad_workers": 2, "compress_grads_to_send": True}, marks=pytest.mark.thorough),
     {"num_grad_workers": 2, "distribute_gradients": True},
-], ids=["2 collectors", "2 gradient workers", "decentralised"])
+], ids=["2 collectors", "2 gradient workers", "decentralized"])
 def test_ray_and_threads_compute_equal_parameters(make_scheme, settings):
     """Check that the same seed gives bit-for-bit equal parameters after 20 updates with Ray and with threads."""
     states = []
@@ -207,7 +207,7 @@ def test_a_killed_collector_raises_if_requested(make_scheme, stop_in_balance, sh
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("distribute", [
-    pytest.param(False, id="averaged"), pytest.param(True, id="decentralised")])
+    pytest.param(False, id="averaged"), pytest.param(True, id="decentralized")])
 def test_a_killed_gradient_worker_raises_if_requested(make_scheme, stop_in_balance, shared_ray, distribute):
     scheme = make_scheme(num_grad_workers=2, on_worker_failure="raise", distribute_gradients=distribute)
     scheme.step()

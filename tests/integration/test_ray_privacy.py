@@ -40,7 +40,7 @@ def test_nothing_listens_beyond_the_loopback_and_no_file_is_open_to_others(run_p
 
 
 def test_gradient_workers_that_average_listen_on_the_loopback_only(run_forked):
-    completed = run_forked(ROOT / "benchmarks" / "exposure.py", "--runtime", "threads", "--decentralised", timeout=100)
+    completed = run_forked(ROOT / "benchmarks" / "exposure.py", "--runtime", "threads", "--decentralized", timeout=100)
     assert completed.returncode == 0, completed.stderr
     result = json.loads(completed.stdout)
     assert result["sockets"]

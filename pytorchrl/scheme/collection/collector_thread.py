@@ -243,7 +243,7 @@ class CollectorThread(threading.Thread):
         counters.restarts += self.supervisor.restarts
         for index, restarts in self.supervisor.restarts_by_index.items():
             counters.restarts_by_worker[index + 1] += restarts
-        counters.collectors += max(1, self.num_workers)
+        counters.num_collectors += max(1, self.num_workers)
         counters.workers += self.num_workers
         counters.workers_missing += max(0, self.num_workers - self.strategy.num_live())
         counters.requests_in_flight += self.strategy.num_in_flight()

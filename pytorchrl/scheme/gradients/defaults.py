@@ -49,20 +49,20 @@ def default_problems(collection: Collection, agent: Agent | CWorkerRecipe) -> li
 
 
 def _replay_problems(collection: ReplayCollection, agent: Agent | CWorkerRecipe) -> Iterator[Problem]:
-    storage, num_shards = agent.storage_factory, collection.num_replay_workers
+    storage, number = agent.storage_factory, collection.num_replay_workers
     found = problems_in(check_replay, storage, collection.size)
     yield from found
     yield from _priority_problems(storage, collection)
     if found:
         return
     size, batch, starts = _sizes(collection, agent)
-    own, rollout = size // num_shards, rollout_steps(storage, agent.train_envs_factory.num_envs)
+    own, rollout = size // number, rollout_steps(storage, agent.train_envs_factory.num_envs)
     for is_wrong, text, names in (
             (own < batch and provided_kind(storage) is not DataKind.SEQUENCES,
-             f"size {size} divided among {num_shards} shards is {own} per shard, less than train_batch_size {batch}",
+             f"size {size} divided among {number} shards is {own} per shard, less than train_batch_size {batch}",
              ("num_replay_workers", "train_batch_size")),
             (own < rollout, f"a shard must have space for a rollout of {rollout} steps, but size {size} "
-                            f"divided among {num_shards} shards is only {own} per shard", ("num_replay_workers",)),
+                            f"divided among {number} shards is only {own} per shard", ("num_replay_workers",)),
             (starts > size, f"learning_starts {starts} exceeds size {size}", ("learning_starts",))):
         if is_wrong:
             yield Problem(text, "raise size", ("size", *names))

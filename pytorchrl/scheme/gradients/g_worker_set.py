@@ -220,18 +220,18 @@ class GWorkerSetFactory(GWorkerRecipe):
         num_grad = self.options.num_grad_workers if self.options.is_parallel else 0
         numbers, shards = collection.numbers(max(1, num_grad)), self.replay_workers_factory
         shard_requests: Mapping[str, float] = {}
-        num_shards = 0
+        num_replay_workers = 0
         if isinstance(collection, ReplayCollection) and collection.num_replay_workers > 1:
-            num_shards = collection.num_replay_workers * max(1, num_grad)
+            num_replay_workers = collection.num_replay_workers * max(1, num_grad)
             shard_requests = collection.replay_worker_resources
         of_grad, of_col, of_shards = runtime.fit_resources([
             ("gradient workers", num_grad, placement.resources("grad")),
             ("collection workers", sum(numbers) if collection.is_parallel else 0, placement.resources("col")),
-            ("replay shards", num_shards, shard_requests)])
+            ("replay shards", num_replay_workers, shard_requests)])
         devices = placement.devices()
         collection = collection.replaced(col_worker_resources=of_col, col_device=devices["col"])
         if isinstance(collection, ReplayCollection) and shards is not None:
-            if num_shards:
+            if num_replay_workers:
                 collection = collection.replaced(replay_worker_resources=of_shards)
             shards = replace(shards, options=collection, seed=self.seed, num_threads=self.num_threads)
         col_workers_factory = replace(

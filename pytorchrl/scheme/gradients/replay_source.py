@@ -107,7 +107,7 @@ class ReplaySource(TrainBatchSource):
         counters.queued_items += shards.num_waiting
         counters.queue_peak = max(counters.queue_peak, shards.sampler.peak)
         counters.draws_in_flight += shards.num_pending
-        counters.replay_items_dropped += shards.items_dropped
+        counters.replay_items_dropped += shards.num_items_dropped
         counters.stale_priorities += sum(state.contents["stale_priorities"] for state in states)
 
     @override

@@ -239,7 +239,7 @@ class SampleQueue(Destination):
         queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
         peak: Largest number of train batches that the queue has contained so far.
-        passes_cancelled: Number of canceled uses of train batches, not including the train batches in `num_dropped`.
+        passes_cancelled: Number of cancelled uses of train batches, not including the train batches in `num_dropped`.
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
@@ -451,7 +451,7 @@ class SampleQueue(Destination):
 
     @override
     def count(self, counters: WorkerCounters) -> None:
-        """Add to `counters` the numbers of queued and dropped train batches and of canceled uses, and the peak."""
+        """Add to `counters` the numbers of queued and dropped train batches and of cancelled uses, and the peak."""
         counters.queued_items += self.queue.qsize()
         counters.queue_peak = max(counters.queue_peak, self.peak)
         counters.dropped_items += self.num_dropped

@@ -132,7 +132,7 @@ class BarrierOptions(Options):
     col_fraction_workers: float = option(
         1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be "
         "complete before a synchronous round preempts the other workers. It applies to the workers of each "
-        "gradient worker or, in decentralised schemes, to gradient workers that collect themselves.")
+        "gradient worker or, in decentralized schemes, to gradient workers that collect themselves.")
     fraction_samples: float = option(
         0.25, low=0.0, high=1.0, exclusive=True, help="Smallest share of a rollout that a preempted worker "
         "collects.")

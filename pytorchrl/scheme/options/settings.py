@@ -71,7 +71,7 @@ from pytorchrl.scheme.options.updates import (
     GRADIENT_KINDS,
     AsynchronousGradients,
     AsynchronousUpdatesOptions,
-    DecentralisedGradients,
+    DecentralizedGradients,
     GradientKind,
     GradientPattern,
     SynchronousGradients,
@@ -180,7 +180,7 @@ class Settings:
         collection = reader.with_execution(collection, "col")
         gradients = reader.with_execution(gradients, "grad")
         if runtime is None or isinstance(runtime, str):
-            is_remote = collection.is_parallel or gradients.is_parallel or _num_shards(collection) > 1
+            is_remote = collection.is_parallel or gradients.is_parallel or _num_replay_workers(collection) > 1
             kind = _runtime_kind(reader, runtime, is_remote, recording.replay is not None)
             runtime = reader.choose(kind, tuple(RUNTIME_KINDS.values()), "runtime", "num_col_workers",
                                     "num_grad_workers", "col_execution", "grad_execution")
@@ -202,14 +202,14 @@ class Settings:
         return self.gradients.is_parallel
 
     @property
-    def num_shards(self) -> int:
+    def num_replay_workers(self) -> int:
         """Number of replay shards of each gradient worker; 0 without a replay level."""
-        return _num_shards(self.collection)
+        return _num_replay_workers(self.collection)
 
     @property
     def has_remote_workers(self) -> bool:
         """Whether any collection workers, gradient workers or replay shards are remote."""
-        return self.has_parallel_collection or self.has_parallel_gradients or self.num_shards > 1
+        return self.has_parallel_collection or self.has_parallel_gradients or self.num_replay_workers > 1
 
     @property
     def used_runtime(self) -> Runtime.Options:
@@ -233,14 +233,14 @@ class Settings:
         patterns: dict[str, object] = {
             "col_communication": SYNC if isinstance(self.collection, SynchronousCollection) else ASYNC,
             "grad_communication": ASYNC if isinstance(self.gradients, AsynchronousGradients) else SYNC,
-            "distribute_gradients": isinstance(self.gradients, DecentralisedGradients),
+            "distribute_gradients": isinstance(self.gradients, DecentralizedGradients),
             "runtime": next(name for name, kind in RUNTIME_KINDS.items() if isinstance(self.runtime, kind))}
         levels = [getattr(self, field.name) for field in fields(self)]
         values = patterns | {name: value for level in levels for name, value in as_keywords(level).items()}
         return {name: to_json(values.get(name, default_of_keyword(name)), keep_tuples=False) for name in _OWNERS}
 
 
-def _num_shards(collection: Collection) -> int:
+def _num_replay_workers(collection: Collection) -> int:
     return collection.num_replay_workers if isinstance(collection, ReplayCollection) else 0
 
 
@@ -394,14 +394,14 @@ def gradient_kind(reader: KeywordReader) -> type[GradientKind]:
             "among themselves wait for each other", "leave one of the two out",
             ("distribute_gradients", "grad_communication"))])
     if pattern.distribute_gradients:
-        return DecentralisedGradients
+        return DecentralizedGradients
     return AsynchronousGradients if is_asynchronous else SynchronousGradients
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSetOptions) -> GradientKind:
     """Return the options of gradients: `options`, merged with the keywords in `given`, which take precedence.
 
-    The keywords also select the class of the returned object: synchronous, asynchronous or decentralised gradients.
+    The keywords also select the class of the returned object: synchronous, asynchronous or decentralized gradients.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

@@ -1,4 +1,4 @@
-"""Options of updates, and the three kinds of gradients: synchronous, asynchronous and decentralised."""
+"""Options of updates, and the three kinds of gradients: synchronous, asynchronous and decentralized."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AsynchronousUpdatesOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPattern(Options):
-    """Keywords of `Scheme` that select synchronous, asynchronous or decentralised gradients."""
+    """Keywords of `Scheme` that select synchronous, asynchronous or decentralized gradients."""
 
     grad_communication: Communication = option(
         SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "
@@ -97,11 +97,11 @@ class AsynchronousGradients(GWorkerSetOptions, AsynchronousUpdatesOptions, Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecentralisedGradients(GWorkerSetOptions, Kind):
-    """Options of decentralised gradients: all gradient workers exchange gradients, and each applies the mean."""
+class DecentralizedGradients(GWorkerSetOptions, Kind):
+    """Options of decentralized gradients: all gradient workers exchange gradients, and each applies the mean."""
 
     chosen: ClassVar[tuple[str, ...]] = ("with distribute_gradients=True",)
 
 
-GradientKind: TypeAlias = SynchronousGradients | AsynchronousGradients | DecentralisedGradients
-GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGradients)
+GradientKind: TypeAlias = SynchronousGradients | AsynchronousGradients | DecentralizedGradients
+GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralizedGradients)

@@ -23,14 +23,15 @@ class Router:
 
     Args:
         routing: One of `ROUTINGS`.
-        num_shards: Number of shards; their indices start at 0.
+        num_replay_workers: Number of shards; their indices start at 0.
         seed: Seed of the generator that "random" draws from.
         load: Function that returns the load of a shard, given its index; "least_loaded" chooses the shard with the
             smallest load.
     """
 
-    def __init__(self, routing: str, num_shards: int, seed: int, load: Callable[[int], tuple[int, int]]) -> None:
-        self._routing, self._num_shards, self._load = routing, num_shards, load
+    def __init__(self, routing: str, num_replay_workers: int, seed: int,
+                 load: Callable[[int], tuple[int, int]]) -> None:
+        self._routing, self._num_replay_workers, self._load = routing, num_replay_workers, load
         self._rng = random.Random(f"routing {seed}")
         self._next = 0
 
@@ -47,9 +48,9 @@ class Router:
             staying: Indices of the shards that are running or being replaced.
         """
         if self._routing == "by_stream":
-            own = worker % self._num_shards
+            own = worker % self._num_replay_workers
             if own not in staying:
-                own = staying[worker // self._num_shards % len(staying)]
+                own = staying[worker // self._num_replay_workers % len(staying)]
             return own if own in free else None
         if not free:
             return None
@@ -57,7 +58,7 @@ class Router:
             return self._rng.choice(free)
         if self._routing == "least_loaded":
             return min(free, key=self._load)
-        place = min(free, key=lambda index: (index - self._next) % self._num_shards)
+        place = min(free, key=lambda index: (index - self._next) % self._num_replay_workers)
         self._next = place + 1
         return place
 

@@ -19,6 +19,7 @@ from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
 from pytorchrl.agent.options import PartFactory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Context, Worker
+from pytorchrl.scheme.options.replay import RWorkerSetOptions
 from pytorchrl.scheme.replay.shard_states import ShardState
 from pytorchrl.scheme.replay.storage_options import ShardStorageFactory
 from pytorchrl.scheme.transport.encoder import Traffic
@@ -108,25 +109,26 @@ class RWorker(Worker):
         index_worker: Index of the shard in its set.
         index_parent: Index of the gradient worker to which the shard belongs.
         algo_factory, actor_factory, storage_factory: Factories of the agent's parts.
-        num_shards: Number of shards, each with an equal share of the storage's size. A single shard runs in the
+        num_replay_workers: Number of shards, each with an equal share of the storage's size. A single shard runs in the
             gradient worker's process; several shards are remote.
         seed: Seed of the experiment.
         context: Runtime, incarnation and number of threads of the shard; None: the defaults.
     """
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: AlgorithmFactory,
-                 actor_factory: ActorFactory, storage_factory: ShardStorageFactory, num_shards: int = 1, seed: int = 0,
+                 actor_factory: ActorFactory, storage_factory: ShardStorageFactory,
+                 num_replay_workers: int = RWorkerSetOptions.num_replay_workers, seed: int = 0,
                  context: Context | None = None) -> None:
         context = context or Context()
         super().__init__(index_worker, context.num_threads)
         runtime, incarnation = context.runtime, context.incarnation
         self._algo_factory, self._actor_factory = algo_factory, actor_factory
-        self._storage_factory = share_of(storage_factory, max(0, index_worker - 1), num_shards)
+        self._storage_factory = share_of(storage_factory, max(0, index_worker - 1), num_replay_workers)
         self._seed = derive_seed(seed, Stream.BATCHES, index_parent, index_worker, incarnation)
         self._point = runtime.points(replay_worker(index_parent, index_worker), incarnation)
         self._now = runtime.now
         self._times: dict[str, deque[float]] = {}
-        self._is_remote = num_shards > 1
+        self._is_remote = num_replay_workers > 1
         self._storage: UserPart = None  # `ReplayBuffer`, `RolloutReplay`, `MultiAgentReplay`, or a user's own storage
         self._num_envs = 0  # number of environments of a collection worker; set when the first rollout arrives
         self._answers = 0
@@ -272,11 +274,11 @@ def describe(storage: UserPart) -> MetricsDict:
     return found | {f"{name}/{policy}": value for policy, own in policies.items() for name, value in own.items()}
 
 
-def share_of(storage_factory: F, index: int, num_shards: int) -> F:
+def share_of(storage_factory: F, index: int, num_replay_workers: int) -> F:
     """Return a factory for the storage of shard `index` (0, 1, ...), whose size is an equal share of the total size.
 
     If the total size is not divisible by the number of shards, the first shards are larger by one env step.
     """
     size = storage_factory.options.size
-    share = size // num_shards + (index < size % num_shards)
+    share = size // num_replay_workers + (index < size % num_replay_workers)
     return storage_factory.with_options(size=share)

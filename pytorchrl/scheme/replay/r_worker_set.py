@@ -47,7 +47,7 @@ class RWorkerSet(WorkerSet[RWorker]):
         params = {"index_parent": index_parent, "algo_factory": factory.algo_factory,
                   "actor_factory": factory.actor_factory,
                   "storage_factory": kept_by_shards(factory.storage_factory, factory.options.size),
-                  "num_shards": number, "seed": factory.seed}
+                  "num_replay_workers": number, "seed": factory.seed}
         super().__init__(
             RWorker, params, factory.options.replay_worker_resources if is_remote else {}, number,
             name=f"GWorker {index_parent}/RWorker ", local_params={"context": Context(runtime=self.runtime)},

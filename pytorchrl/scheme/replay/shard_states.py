@@ -50,7 +50,7 @@ class ShardStates:
     The `Inserter` sends rollouts to the shards, and the `Sampler` receives batches from the shards.
 
     Args:
-        num_shards: Number of shards.
+        num_replay_workers: Number of shards.
         changed: Event that the inserter sets whenever a shard confirms a rollout or is reset.
 
     Attributes:
@@ -60,10 +60,10 @@ class ShardStates:
             sampler updates this count.
     """
 
-    def __init__(self, num_shards: int, changed: threading.Event) -> None:
+    def __init__(self, num_replay_workers: int, changed: threading.Event) -> None:
         self._lock, self.changed = threading.Lock(), changed  # guards the following attributes: `invariant()`
-        self._states = [ShardState() for _ in range(num_shards)]
-        self._incarnations = [0] * num_shards
+        self._states = [ShardState() for _ in range(num_replay_workers)]
+        self._incarnations = [0] * num_replay_workers
         self._headers: deque[RolloutHeader] = deque()
         self.added = self.trained = 0
         # Shard that the sampler found to be lost -> the first error, until the inserter handles the loss.

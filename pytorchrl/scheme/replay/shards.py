@@ -52,7 +52,7 @@ class Shards:
         sampler: The sampler, for the learning thread only.
         is_draining: Whether a drain is in progress. During a drain, collection does not wait for the learner, even if
             the replay ratio is below `min_replay_ratio`.
-        items_dropped: Number of batches that were sampled but not used.
+        num_items_dropped: Number of batches that were sampled but not used.
     """
 
     Options = RWorkerSet.Options
@@ -77,7 +77,7 @@ class Shards:
             max_requests=min((options.prefetch or _PREFETCH) * len(self._handles), options.queue_size),
             may_request=self._may_request, timeout_s=supervision.worker_timeout_s, seed=seed)
         self.is_draining = False
-        self.items_dropped = 0
+        self.num_items_dropped = 0
 
     def invariant(self) -> bool:
         """Return whether the invariants of the inserter, the sampler and their shared states hold."""
@@ -126,7 +126,7 @@ class Shards:
         """
         while self._inserter.owners and self._runtime.now() < deadline:
             self.poll(POLL_INTERVAL_S)
-        self.items_dropped += self.sampler.drain(deadline)
+        self.num_items_dropped += self.sampler.drain(deadline)
         for index in sorted({*self._inserter.owners, *self.sampler.forget_requests()}):
             name = self._handles[index].name
             self._inserter.lose(index, WorkerLostError(f"{name} did not respond before the end of drain()"))

@@ -58,7 +58,7 @@ class Evaluator(Worker):
         self._thread: threading.Thread | None = None
 
     def interrupt(self) -> None:
-        """Make the running evaluation and every later evaluation end at its next environment step.
+        """Make the running evaluation and every later evaluation end at its next env step.
 
         This method may be called while `evaluate` runs.
         """

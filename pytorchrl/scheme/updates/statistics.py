@@ -112,7 +112,7 @@ class UpdateCounters:
     restarts_by_worker: Counter[int] = field(default_factory=Counter)
     """Replacements of lost gradient workers, by index of the worker."""
     regroups: int = 0
-    """Groups of decentralised gradient workers that were formed after the first group."""
+    """Groups of decentralized gradient workers that were formed after the first group."""
 
 
 class Statistics:
@@ -375,7 +375,7 @@ class Statistics:
         with self._lock:
             own, workers = self.counters, WorkerCounters.merge(self._workers.values())
             latest = {worker: counters for (worker, _), counters in sorted(self._workers.items())}
-            time_s = self._times.seconds(sum(counters.collectors for counters in latest.values()), len(latest))
+            time_s = self._times.seconds(sum(counters.num_collectors for counters in latest.values()), len(latest))
             grad_s = time_s["gradients"]["grad"]
             collect_s = sum(time_s["collection"].values()) - time_s["collection"]["send"] - time_s["collection"]["idle"]
             return {

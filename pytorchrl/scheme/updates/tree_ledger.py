@@ -23,7 +23,7 @@ class SavedLedger(TypedDict):
 
 
 class TreeLedger:
-    """Ledger of all environment steps of the tree. This class is thread-safe.
+    """Ledger of all env steps of the tree. This class is thread-safe.
 
     Steps that arrive with a gradient are in flight until the gradient is applied or dropped. A gradient worker sends a
     snapshot of its own ledger with each gradient. This ledger adds up the latest snapshots of all gradient

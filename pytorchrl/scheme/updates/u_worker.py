@@ -20,7 +20,7 @@ from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.options.base import DEFAULT_EXECUTION, Execution
 from pytorchrl.scheme.options.collection import SynchronousCollection
 from pytorchrl.scheme.options.settings import gradients_of
-from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralisedGradients, GradientKind, UWorkerOptions
+from pytorchrl.scheme.options.updates import AsynchronousGradients, DecentralizedGradients, GradientKind, UWorkerOptions
 from pytorchrl.scheme.recording.record import DRIVER, RecordWriter, RunRecord, checksum_of
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.messages import Weights, WholeState
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 from pytorchrl.scheme.updates.central import CentralUpdates
-from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
+from pytorchrl.scheme.updates.decentralized import DecentralizedUpdates
 from pytorchrl.scheme.updates.remote import Collaborators
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
@@ -177,10 +177,10 @@ class UWorker(Worker):
             self.strategy = CentralUpdates(self.local_worker, self.statistics, in_thread=self._in_thread)
         else:
             request_timeout_s = 2 * collection.queue_timeout_s
-            is_decentralised = isinstance(gradients, DecentralisedGradients)
-            # A record does not contain the exact time at which a group of decentralised workers breaks up, so a replay
+            is_decentralized = isinstance(gradients, DecentralizedGradients)
+            # A record does not contain the exact time at which a group of decentralized workers breaks up, so a replay
             # could not reproduce the breakup. Therefore, a lost worker ends a recorded run.
-            if is_decentralised and self._journal.is_kept:
+            if is_decentralized and self._journal.is_kept:
                 supervision = replace(supervision, on_worker_failure="raise")
             supervisor = Supervisor(
                 self.remote_workers, self.grad_workers.replace, self._runtime, supervision,
@@ -189,15 +189,15 @@ class UWorker(Worker):
                 local_worker=self.local_worker, workers=self.remote_workers, runtime=self._runtime,
                 statistics=self.statistics, supervisor=supervisor, journal=self._journal,
                 request_timeout_s=request_timeout_s,
-                compress_weights=None if is_decentralised else Compression.of(
+                compress_weights=None if is_decentralized else Compression.of(
                     WEIGHTS, options.compress_weights_to_send))
             if isinstance(gradients, AsynchronousGradients):
                 self.strategy = AsynchronousUpdates(tree, gradients)
-            elif is_decentralised:
+            elif is_decentralized:
                 fraction_workers = 1.0
                 if isinstance(collection, SynchronousCollection) and not collection.is_parallel:
                     fraction_workers = collection.col_fraction_workers
-                self.strategy = DecentralisedUpdates(tree, fraction_workers)
+                self.strategy = DecentralizedUpdates(tree, fraction_workers)
             else:
                 self.strategy = SynchronousUpdates(tree)
         self.updater = UpdaterThread(self.strategy, self._runtime)

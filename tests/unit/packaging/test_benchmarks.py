@@ -1,6 +1,5 @@
 """Tests that every benchmark starts, and that its results say which commit and machine they belong to."""
 
-import importlib
 import importlib.util
 import io
 import json
@@ -64,13 +63,16 @@ def test_result_states_commit_and_machine(run_forked):
     assert printed["machine"]["cores"] > 0
 
 
-def load_history(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("history")
+@pytest.fixture
+def history():
+    """Return the module benchmarks/history.py."""
+    spec = importlib.util.spec_from_file_location("history", BENCHMARKS / "history.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_history_is_complete_and_its_table_is_current(monkeypatch):
-    history = load_history(monkeypatch)
+def test_the_history_is_complete_and_its_table_is_current(history):
     lines = [json.loads(line) for line in history.HISTORY.read_text(encoding="utf-8").splitlines()]
     assert len(lines) > 100
     for line in lines:
@@ -84,8 +86,7 @@ def test_the_history_is_complete_and_its_table_is_current(monkeypatch):
     assert history.HISTORY.with_suffix(".md").read_text(encoding="utf-8") == history.table(lines)
 
 
-def test_figures_of_a_benchmark_are_kept(monkeypatch, tmp_path):
-    history = load_history(monkeypatch)
+def test_figures_of_a_benchmark_are_kept(history, monkeypatch, tmp_path):
     printed = [{"commit": "01234567", "machine": {"processor": "Zen 3", "cores": 2}, "task": "sac", "rate": 1.5},
                {"task": "dqn", "results": [{"case": "small", "rate": 2, "seconds": 9}, {"case": "large", "rate": 3}]}]
     path = tmp_path / "history.jsonl"

@@ -99,7 +99,6 @@ COVERED_BY = {
     "scheme/collection": {
         "c_worker_set": ["scheme/collection/test_c_worker", "scheme/test_devices"],
         "collector_thread": ["scheme/collection/test_strategies", "scheme/test_learner_thread"],
-        "destination": ["scheme/test_drain", "scheme/test_replay_level"],
         "env_worker": ["scheme/collection/test_central_inference"],
         "owed_steps": ["scheme/test_preemption"],
         "resizing": ["scheme/test_resize"],

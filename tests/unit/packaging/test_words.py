@@ -10,12 +10,22 @@ import re
 
 import pytest
 
-from tests.unit.packaging.source import MODULES, PACKAGE, name_of, nodes_of, reads_source
+from tests.conftest import ROOT
+from tests.unit.packaging.source import MODULES, name_of, nodes_of, reads_source
 
 pytestmark = reads_source
-# Refused word, a pattern that is searched in all text of the package -> the word to use.
+# Refused word, a pattern that is searched in all code and pages -> the word to use.
 WORDS = {
-    r"normalis": "normaliz, as in normalize_obs",
+    r"(?:[Nn]ormal|[Dd]ecentral|[Ii]nitial|[Ss]erial|[Ss]ynchron|[Oo]ptim|[Ss]ummar|[Rr]ecogn)is(?:e|ing|ation)":
+        "the American spelling, as in normalize_obs",
+    r"[Cc]olour|[Bb]ehaviour": "the American spelling",
+    r"\bcancel(?:ed|ing)\b": "cancelled, as in `Future.cancelled`",
+    r"(?<!-)\b[Mm]ini-batch(?!-size)": "minibatch",
+    r"replay memor(?:y|ies)": "replay buffer",
+    r"\b[Ee]nvironment steps?\b": "env step",
+    r"\bremote collectors?\b|\bcollectors? workers?\b": "collection worker",
+    r"\b_?num_shards\b": "num_replay_workers",
+    r"\b(?:seconds|time)_left\b": "time_left_s",
     r"num_gradient_workers|n_grad_workers": "num_grad_workers",
     r"num_collection_workers|num_cworkers": "num_col_workers for the option, num_collectors for a count",
     r"num_rollout_workers|rollout[ _]workers?\b|\bsampl(?:er|ing) workers?\b": "collection worker",
@@ -25,6 +35,18 @@ WORDS = {
     r"\b\w+_(?:sec|secs|seconds)\s*[:=]\s*(?:float|int)\b": "a name that ends in _s",
     r"\b(?:worker|env)_idx\b|\bidx_\w+": "index_<name> or rank",
     r"\breplay workers?\b(?! resources)": "replay shard",
+}
+FOLDERS = ("pytorchrl", "docs", "examples", "tests", "benchmarks")
+# Files that contain refused words -> why.
+EXEMPT = {
+    "benchmarks/gpu.py": "options of Stable-Baselines3",
+    "benchmarks/peers.py": "options of RLlib",
+    "benchmarks/throughput.py": "options of Stable-Baselines3",
+    "docs/coming_from/": "names of other libraries",
+    "pytorchrl/agent/names_elsewhere.json": "names of other libraries",
+    "tests/unit/agent/test_names.py": "names of other libraries",
+    "tests/unit/packaging/test_words.py": "the refused words themselves",
+    "tests/unit/training/test_configuration.py": "names of other libraries",
 }
 # Modules whose parameters are called `timeout` -> why the name does not end in a unit.
 TIMEOUTS = {"pytorchrl.runtime.simulated": "the signatures of `queue.Queue` and `threading.Event`",
@@ -36,17 +58,34 @@ def refused(text):
     return [f"{found.group()} -> {right}" for word, right in WORDS.items() for found in re.finditer(word, text)]
 
 
+def files():
+    """Yield the code and pages of the project."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            if path.suffix in (".py", ".md", ".json") and "_build" not in path.parts and not name.startswith(
+                    tuple(EXEMPT)):
+                yield path
+    yield from (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))
+
+
 @pytest.mark.parametrize("text", [
     "def normalise(obs)", "num_gradient_workers: int", "the rollout workers wait", "n_envs", "timeout_sec: float",
-    "env_idx"])
+    "env_idx", "decentralised updates", "coloured", "a canceled use", "of mini-batches", "a replay memory",
+    "every environment step", "two remote collectors", "self._num_shards", "seconds_left"])
 def test_a_refused_word_is_found(text):
     assert len(refused(text)) == 1
 
 
-def test_package_uses_the_words_of_the_glossary():
-    found = [f"{path.relative_to(PACKAGE.parent)}: {word}" for path in MODULES
-             for word in refused(path.read_text(encoding="utf-8"))]
-    assert found == []
+@pytest.mark.parametrize("text", ["--num-mini-batch 4 --mini-batch-size 64", "future.cancelled()", "num_mini_batch"])
+def test_names_that_cannot_change_are_allowed(text):
+    assert refused(text) == []
+
+
+def test_all_code_and_pages_use_the_words_of_the_glossary():
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files()}
+    assert len(texts) > 500
+    assert [f"{name}: {word}" for name, text in texts.items() for word in refused(text)] == []
 
 
 def test_parameters_that_are_times_name_their_unit():

@@ -206,7 +206,7 @@ def find():
 @pytest.mark.parametrize("settings", [
     {}, {"num_col_workers": 3}, {"num_col_workers": 3, "col_communication": ASYNC}, {"num_grad_workers": 2},
     {"num_grad_workers": 2, "grad_communication": ASYNC}, {"num_grad_workers": 2, "distribute_gradients": True}],
-    ids=["central", "col-sync", "col-async", "grad-sync", "grad-async", "decentralised"])
+    ids=["central", "col-sync", "col-async", "grad-sync", "grad-async", "decentralized"])
 @pytest.mark.parametrize(("costs", "part", "option"), [
     ({"step": 1.0}, "collection/environment", "num_col_workers"),
     ({"grad": 10.0}, "gradients/grad", "num_grad_workers")])

@@ -20,9 +20,9 @@ from pytorchrl.runtime.ray.runtime import RayRuntime
 ROOM_FOR_TEN = Machine(num_cpus=2, num_gpus=0, memory_bytes=10 * WORKER_BYTES + 1)
 
 
-def requests(num_grad, num_col, num_shards):
+def requests(num_grad, num_col, num_replay_workers):
     return [("gradient workers", num_grad, CPU_RESOURCES), ("collection workers", num_col, CPU_RESOURCES),
-            ("replay shards", num_shards, {"num_cpus": 0})]
+            ("replay shards", num_replay_workers, {"num_cpus": 0})]
 
 
 @pytest.mark.parametrize("counts", [(0, 0, 0), (0, 10, 0), (2, 8, 0), (2, 4, 4), (0, 0, 10)])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 
-# On the virtual clock, each environment step and each gradient takes 0.1 s.
+# On the virtual clock, each env step and each gradient takes 0.1 s.
 COSTS = {"start": 1.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
 
 

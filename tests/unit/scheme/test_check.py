@@ -50,7 +50,7 @@ WRONG = {
         [("clip_param_vf needs use_clipped_value_loss=True", "leave clip_param_vf out"),
          ("fraction_samples needs col_fraction_workers < 1", "leave fraction_samples out"),
          ("compress_data_to_send='lz4' needs num_col_workers >= 2", "leave compress_data_to_send out")]),
-    "an option of prioritized replay, and of replay workers": (
+    "an option of prioritized replay, and of replay shards": (
         lambda: pytorchrl.train("dqn", "CartPole-v1", alpha=0.5, learning_starts=10, eval_every=5, record="file",
                                 checkpoint_every=5, log_dir="nowhere"),
         [("alpha would be ignored", "add prioritized=True"),

@@ -12,7 +12,7 @@ _SCHEMES = {
     "2 collectors": {"num_col_workers": 2},
     "2 gradient workers": {"num_grad_workers": 2},
     "2 of each": {"num_col_workers": 2, "num_grad_workers": 2},
-    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+    "decentralized": {"num_grad_workers": 2, "distribute_gradients": True},
 }
 
 

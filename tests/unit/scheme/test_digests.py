@@ -14,7 +14,7 @@ TOOL = Path(__file__).parents[3] / "benchmarks" / "digests.py"
 STORED = json.loads(Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
 
 # With the kernels of another processor (ATEN_CPU_CAPABILITY=default), the norm of the parameter change differed by at
-# most 1.3e-7 (relative), and individual parameters by at most 5.1e-7. A different mini-batch, or an extra or missing
+# most 1.3e-7 (relative), and individual parameters by at most 5.1e-7. A different minibatch, or an extra or missing
 # update, changes individual parameters by about 1e-3.
 RELATIVE, ABSOLUTE = 1e-5, 1e-5
 

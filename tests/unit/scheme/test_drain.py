@@ -108,7 +108,7 @@ def test_a_scheme_can_be_drained_before_its_first_update(make, check_ledger, set
     {"num_grad_workers": 3, "grad_communication": ASYNC, "aggregate": 2},
     {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "distribute_gradients": True},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 3, "col_fraction_workers": 0.6},
-], ids=["slow-learner", "train-batches", "wait", "circular", "rounds", "aggregate", "rapid", "decentralised",
+], ids=["slow-learner", "train-batches", "wait", "circular", "rounds", "aggregate", "rapid", "decentralized",
         "preemptive"])
 def test_other_settings_can_be_drained(make, check_ledger, settings):
     scheme = make(**settings)

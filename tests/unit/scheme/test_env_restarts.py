@@ -17,7 +17,7 @@ from pytorchrl.scheme.transport.messages import RolloutHeader
 SCHEMES = {
     "central": {}, "parallel-sync": {"num_col_workers": 2}, "two-grad-workers": {"num_grad_workers": 2},
     "parallel-async": {"num_col_workers": 2, "col_communication": ASYNC},
-    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+    "decentralized": {"num_grad_workers": 2, "distribute_gradients": True},
 }
 
 

@@ -24,7 +24,7 @@ from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 # Number of schedules of the thorough tests, enough to find each planted bug. Tests marked `chaos` run more schedules.
 NUM_SCHEDULES = 200
-# The schedules of the default run; the last five have decentralised gradients, as has number 46.
+# The schedules of the default run; the last five have decentralized gradients, as has number 46.
 USUAL = (*range(60), 80, 81, 91, 99, 103)
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 

@@ -87,7 +87,7 @@ def dice(request):
 def test_synchronous_rounds(make, dice, seed):
     """Check the bound on unused steps in synchronous collection, and that the policy lag is 0.
 
-    At most one round of steps is unused. After the last mini-batch of a round, no step is unused.
+    At most one round of steps is unused. After the last minibatch of a round, no step is unused.
     """
     rng = dice(seed)
     workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2,

@@ -1,4 +1,4 @@
-"""Tests of `mini_batch_size`: mini-batches have this number of steps, regardless of how train batches are collected."""
+"""Tests of `mini_batch_size`: minibatches have this number of steps, regardless of how train batches are collected."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_statistics_and_episodes_are_per_policy(make_multi):
 
 
 def test_a_batch_that_counts_for_no_env_step_is_used(make_multi, check_ledger):
-    """Check that a mini-batch that counts as 0 env steps is used. A rollout has 8 agent steps, but only 6 env steps."""
+    """Check that a minibatch that counts as 0 env steps is used. A rollout has 8 agent steps, but only 6 env steps."""
     scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
                         env_kwargs={"lives": ((0, 6), (0, 2))})
     make_updates(scheme, 12)
@@ -201,7 +201,7 @@ def distance(one, other):
     return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in other)
 
 
-@pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["central", "decentralised"])
+@pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["central", "decentralized"])
 @pytest.mark.parametrize("normalization", ["none", "batch"])
 def test_workers_on_slices_make_the_update_of_one_worker(make_multi, normalization, settings):
     """Check the average of two workers if the second worker has no data of agent `b`."""
@@ -304,11 +304,11 @@ def test_a_non_finite_gradient_updates_no_policy(make_multi, tmp_path):
 # Replay shards and the learner thread
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_replay_workers", [1, 2])
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
-def test_shards_store_and_sample_per_policy(make_multi, check_ledger, num_shards, num_grad_workers):
-    scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_shards, num_grad_workers=num_grad_workers,
-                        learning_starts=24)
+def test_shards_store_and_sample_per_policy(make_multi, check_ledger, num_replay_workers, num_grad_workers):
+    scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_replay_workers,
+                        num_grad_workers=num_grad_workers, learning_starts=24)
     make_updates(scheme, 6)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0

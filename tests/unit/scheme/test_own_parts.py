@@ -35,7 +35,7 @@ from pytorchrl.scheme.updates import remote
 TWO_WORKERS = {"num_col_workers": 2, "col_communication": ASYNC}
 SCHEMES = {
     "central": {}, "async collection": TWO_WORKERS, "two gradient workers": {"num_grad_workers": 2},
-    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+    "decentralized": {"num_grad_workers": 2, "distribute_gradients": True},
     "async gradients": {"num_grad_workers": 2, "grad_communication": ASYNC}, "microbatches": {"microbatch_size": 5},
 }
 

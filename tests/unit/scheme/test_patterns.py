@@ -158,7 +158,7 @@ def test_patterns_learn_cartpole(pattern, make_scheme):
 @pytest.mark.parametrize("normalization", ["minibatch", "batch"])
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
-    {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "sync", "async", "decentralised"])
+    {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "sync", "async", "decentralized"])
 def test_steps_skipped_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
     """Check that steps that are not used because of `target_kl` are counted as dropped.
 

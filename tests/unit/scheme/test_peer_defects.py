@@ -227,7 +227,7 @@ def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make
 def test_pytorchrl_2021_treats_every_exception_as_the_end_of_an_epoch(make_scheme):
     """Check that an error in the storage is raised.
 
-    PyTorchRL of 2021 (revision 9e45189) treats every exception in the generation of mini-batches as the end of the
+    PyTorchRL of 2021 (revision 9e45189) treats every exception in the generation of minibatches as the end of the
     epoch, and requests new data.
     """
     class Broken(GAEBuffer):
@@ -274,7 +274,7 @@ def test_pytorchrl_2021_never_awaits_the_call_that_sets_weights(make_scheme, mon
 
 
 @pytest.mark.parametrize("workers", [{"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}],
-                         ids=["central", "decentralised"])
+                         ids=["central", "decentralized"])
 def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(make_scheme, workers):
     """Check that gradients are averaged over samples.
 

@@ -85,16 +85,16 @@ def test_a_batch_consists_of_whole_rollouts_and_counts_each_pass(make_level):
     assert scheme.ledger()["consumed"] == 5 * 3 * 12
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_the_oldest_rollouts_are_evicted_whole(make_level, check_ledger, num_shards):
-    scheme = make_level(num_replay_workers=num_shards, size=45, costs={"grad": 0.01})
+@pytest.mark.parametrize("num_replay_workers", [1, 2])
+def test_the_oldest_rollouts_are_evicted_whole(make_level, check_ledger, num_replay_workers):
+    scheme = make_level(num_replay_workers=num_replay_workers, size=45, costs={"grad": 0.01})
     for _ in range(8):
         make_updates(scheme, scheme.version + 3)
         ledger = check_ledger(scheme)
         assert ledger["resident"] <= 45
         assert ledger["resident"] % 4 == ledger["evicted"] % 4 == 0
     # Rollouts have 4 steps: a shard of size 45 holds 44 steps, and shards of sizes 23 and 22 hold 20 steps each
-    assert ledger["resident"] == {1: 44, 2: 20 + 20}[num_shards]
+    assert ledger["resident"] == {1: 44, 2: 20 + 20}[num_replay_workers]
     assert ledger["evicted"] > 0
     scheme.drain()
     ledger = check_ledger(scheme)

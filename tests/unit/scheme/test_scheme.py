@@ -115,7 +115,7 @@ def test_episodes_are_returned_once(make_scheme):
 @pytest.mark.parametrize("settings", [
     {}, {"num_col_workers": 2}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": ASYNC}, {"grad_communication": ASYNC}],
-    ids=["central", "collectors", "gradients", "decentralised", "asynchronous", "thread"])
+    ids=["central", "collectors", "gradients", "decentralized", "asynchronous", "thread"])
 def test_update_algorithm_parameter_reaches_every_worker(make_scheme, settings):
     scheme = make_scheme(algo=A2C.create_factory(lr=1e-3), **settings)
     scheme.step()

@@ -20,7 +20,7 @@ from pytorchrl.scheme import (
     AsynchronousCollection,
     AsynchronousGradients,
     CWorkerSet,
-    DecentralisedGradients,
+    DecentralizedGradients,
     GWorkerSet,
     Ray,
     ReplayCollection,
@@ -251,7 +251,7 @@ def test_keywords_that_repeat_a_kind_are_refused():
 @pytest.mark.parametrize(("kind", "name"), [
     (SynchronousCollection, "queue_size"), (AsynchronousCollection, "col_fraction_workers"),
     (ReplayCollection, "queue_policy"),
-    (SynchronousGradients, "aggregate"), (DecentralisedGradients, "max_grad_lag"), (Threads, "address"),
+    (SynchronousGradients, "aggregate"), (DecentralizedGradients, "max_grad_lag"), (Threads, "address"),
     (Ray, "costs")])
 def test_a_kind_has_no_options_without_effect(kind, name):
     assert issubclass(kind, Options)

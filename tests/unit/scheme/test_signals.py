@@ -74,9 +74,9 @@ def test_all_steps_of_a_local_rollout_are_in_the_ledger(make_scheme, monkeypatch
 
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "workers",
-                                                                                              "decentralised"])
+                                                                                              "decentralized"])
 def test_weights_are_those_of_the_version(make_scheme, monkeypatch, settings):
-    """Interrupt an update when its gradient arrives; decentralised workers have applied it already."""
+    """Interrupt an update when its gradient arrives; decentralized workers have applied it already."""
     whole = make_scheme(**settings)
     for _ in range(3):
         whole.step()

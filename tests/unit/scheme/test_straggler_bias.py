@@ -176,7 +176,7 @@ PATTERNS = {
     "central": {"num_col_workers": 4}, "thread": {"num_col_workers": 4, "grad_communication": ASYNC},
     "parallel": {"num_col_workers": 4, "num_grad_workers": 2},
     "parallel async": {"num_col_workers": 4, "num_grad_workers": 2, "grad_communication": ASYNC},
-    "decentralised": {"num_col_workers": 4, "num_grad_workers": 2, "distribute_gradients": True},
+    "decentralized": {"num_col_workers": 4, "num_grad_workers": 2, "distribute_gradients": True},
     "ranks": {"num_grad_workers": 4, "distribute_gradients": True},
     "microbatches": {"num_col_workers": 4, "train_batch_size": 150, "microbatch_size": 20},
     "ranks, microbatches": {"num_grad_workers": 4, "distribute_gradients": True, "microbatch_size": 10},

@@ -53,7 +53,7 @@ def test_the_ledger_of_every_pattern_is_exact(shape, runtime):
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])
 def test_other_trees_have_exact_ledgers_too(runtime):
-    decentralised = Scheme.from_factory(
+    decentralized = Scheme.from_factory(
         GWorkerSet.create_factory(2, collection()), grad_execution=PARALLEL, distribute_gradients=True, runtime=runtime,
         seed=1)
     shards = RWorkerSet.create_factory(2, *Q_AGENT, routing="least_loaded")
@@ -66,7 +66,7 @@ def test_other_trees_have_exact_ledgers_too(runtime):
     single = Scheme.from_factory(
         GWorkerSet.create_factory(1, collection(1), col_execution=PARALLEL), grad_execution=PARALLEL, runtime=runtime,
         seed=1)
-    for scheme in (decentralised, apex, uneven, single):
+    for scheme in (decentralized, apex, uneven, single):
         for _ in range(3):
             scheme.step()
         assert is_exact(scheme.stop())

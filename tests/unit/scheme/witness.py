@@ -95,7 +95,7 @@ class Witness:
         self.is_kept, self.mixes_old = "capacity" in agent, bool(settings.get("replay_slots"))
         self.has_nan = action == "nan"
         self.is_parallel = settings["num_grad_workers"] > 1
-        self.is_decentralised = settings.get("distribute_gradients", False)
+        self.is_decentralized = settings.get("distribute_gradients", False)
         self.is_async = self.is_parallel and settings["grad_communication"] == "asynchronous"
         self.broken = None
         self.coincidences = set()
@@ -147,7 +147,7 @@ class Witness:
     def _check_weights(self, name, verb, mark, rate):
         self.note(mark in self.marks[mark[0]], name, verb, "with weights that the learner never had:", mark,
                   "instead of one of", self.marks[mark[0]])
-        self.note(rate in self.rates[0 if self.is_decentralised else mark[0]], name, verb, "with the schedule's value",
+        self.note(rate in self.rates[0 if self.is_decentralized else mark[0]], name, verb, "with the schedule's value",
                   rate, "instead of one of", self.rates[mark[0]], "in version", mark[0])
 
     def version_of(self, index):
@@ -229,7 +229,7 @@ class Witness:
         """Compare a gradient that arrives at the update worker with the gradient that was computed."""
         self.settle()
         name, asked = gradient_worker(message.worker), None
-        if message.worker and not self.is_decentralised:
+        if message.worker and not self.is_decentralized:
             self.note(self.asked[name], name, "answers without a request")
             asked = self.asked[name].popleft().mark if self.asked[name] else None
         if "number" not in message.info:  # there was no data
@@ -271,11 +271,11 @@ class Witness:
         steps = self.num_consumed
         if self.is_kept:
             steps = sum(sender.arrived.inserted for sender in self.senders.values() if sender.arrived is not None)
-        is_known = not self.mixes_old and not (self.num_lost["GWorker"] and (self.is_kept or self.is_decentralised))
+        is_known = not self.mixes_old and not (self.num_lost["GWorker"] and (self.is_kept or self.is_decentralized))
         self.note(not is_known or env_steps == rate == steps, "the schedule's value is that of step", env_steps,
                   "instead of", steps, "before update", self.version)
         self.rate = rate
-        self.rates[0 if self.is_decentralised else algorithm.updates].add(rate)
+        self.rates[0 if self.is_decentralized else algorithm.updates].add(rate)
 
     def apply(self, algorithm, found):
         """Check the gradients in an update, as pairs of number and share, after the weights have changed."""
@@ -284,7 +284,7 @@ class Witness:
         version = mark[0] - 1
         self._expect(algorithm, numbers)
         if mark[:2] in {known[:2] for known in self.marks[mark[0]]}:
-            self.note(self.is_decentralised, "update", version, "was made twice")  # another rank has made it, too
+            self.note(self.is_decentralized, "update", version, "was made twice")  # another rank has made it, too
             return
         known = all(abs(number - whole) < 1e-6 for (number, _), whole in zip(found, numbers, strict=True)) \
             and all(number in self.computed for number in numbers)
@@ -315,7 +315,7 @@ class Witness:
 
     def _check_order(self, numbers, version):
         """Check that an update contains the gradients that arrived first, except those that are dropped."""
-        if self.is_decentralised:
+        if self.is_decentralized:
             return
         left = set(numbers)
         while self.arrived and (left or not self.is_async):
@@ -351,5 +351,5 @@ class Witness:
         is_known = due is not None and not (self.num_lost["GWorker"] and not self.is_async) and not self.mixes_old
         self.note(not is_known or merged == due, "an update merges the moments of the steps", sorted(merged),
                   "instead of", sorted(due or ()))
-        self.note(self.is_decentralised or merged <= self.may_merge, "an update merges the moments of steps whose "
+        self.note(self.is_decentralized or merged <= self.may_merge, "an update merges the moments of steps whose "
                   "gradients did not arrive:", sorted(merged - self.may_merge))

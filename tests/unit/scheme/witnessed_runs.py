@@ -152,7 +152,7 @@ class Seams:
         witness.incarnations[index] += 1
         for below in [below for below in witness.asked if below.startswith(f"{name}/")]:
             self.incarnations[below] = PER_GRADIENT_WORKER * witness.incarnations[index] - 1
-        witness.floor[name] = witness.version - witness.is_decentralised
+        witness.floor[name] = witness.version - witness.is_decentralized
 
     def ended(self, name):
         witness = self.witness
@@ -298,7 +298,7 @@ def compare_end(witness, seams, final):
                  final)
     witness.note(least <= final["collected"] <= most, "the ledger counts", final["collected"], "collected steps, not",
                  least, "to", most)
-    if not witness.mixes_old and not witness.is_kept and not (witness.is_decentralised and witness.num_lost["GWorker"]):
+    if not witness.mixes_old and not witness.is_kept and not (witness.is_decentralized and witness.num_lost["GWorker"]):
         witness.note(final["consumed_unique"] == witness.num_consumed, "the ledger counts", final["consumed_unique"],
                      "consumed steps instead of", witness.num_consumed)
 

@@ -16,7 +16,7 @@ ALGORITHMS = {
 }
 PLACES = {
     "central": {}, "parallel collection": {"num_col_workers": 2}, "parallel gradients": {"num_grad_workers": 2},
-    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+    "decentralized": {"num_grad_workers": 2, "distribute_gradients": True},
 }
 
 

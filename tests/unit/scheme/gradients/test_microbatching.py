@@ -207,7 +207,7 @@ def test_norm_over_microbatch_with_parallel_gradients(train):
     algo = PPO.create_factory(**ONE_PASS, advantage_normalization="batch", lr=1e-2)
     settings = {"train_batch_size": 160, "microbatch_size": 30, "norm_over": "microbatch"}
     assert_same(train(algo, **PLACES["parallel gradients"], **settings),
-                train(algo, **PLACES["decentralised"], **settings))
+                train(algo, **PLACES["decentralized"], **settings))
 
 
 def test_norm_over_without_effect_warns(make_scheme):

@@ -211,7 +211,7 @@ def test_a_full_queue_drops_train_batches_and_counts_their_steps(make, policy, k
 
 
 def test_requests_consider_the_updates_before_a_rollout_is_used(make):
-    """Check requests with two epochs of three mini-batches, so that each use of a train batch makes six updates."""
+    """Check requests with two epochs of three minibatches, so that each use of a train batch makes six updates."""
     worker, _ = make()
     worker.algo = SimpleNamespace(num_epochs=2, num_mini_batch=3)
     ledger = Ledger()

@@ -184,7 +184,7 @@ def test_an_error_is_raised_again_at_the_same_point(runs):
 @pytest.mark.parametrize("workers", [
     ALL_ASYNC, ASYNC_COLLECTION, {"num_grad_workers": 2}, {"num_col_workers": 2},
     {"num_grad_workers": 2, "distribute_gradients": True},
-], ids=["all-async", "async-collection", "parallel", "parallel-collection", "decentralised"])
+], ids=["all-async", "async-collection", "parallel", "parallel-collection", "decentralized"])
 @pytest.mark.parametrize("name", ["lr", "entropy_coef"])
 def test_changes_by_the_user_are_replayed_at_the_same_update(runs, workers, name):
     """Check that a user's change of a parameter is replayed at the same update.

@@ -47,10 +47,11 @@ class Collector(threading.Thread):
 class Side:
     """The shards of one gradient worker, and a thread that adds rollouts; the test itself samples batches."""
 
-    def __init__(self, num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options):
+    def __init__(self, num_replay_workers, capacity, faults, costs, interval_s, num_workers, limit, policy, seed,
+                 **options):
         self.runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=seed, costs=costs, faults=faults))
         algo, actor, storage, _ = synthetic_agent(SIZE, capacity=capacity)
-        factory = RWorkerSet.create_factory(num_shards, algo, actor, storage)
+        factory = RWorkerSet.create_factory(num_replay_workers, algo, actor, storage)
         self.workers = factory(0, runtime=self.runtime)
         self.ledger = Ledger()
         own = {name: options.pop(name) for name in ("batch_size", "timeout_s") if name in options}
@@ -91,9 +92,10 @@ def make():
     """Return a function that starts shards and a collector thread."""
     sides = []
 
-    def make_(num_shards=2, capacity=1000, faults=None, costs=None, interval_s=0.01, num_workers=2, limit=10**6,
+    def make_(num_replay_workers=2, capacity=1000, faults=None, costs=None, interval_s=0.01, num_workers=2, limit=10**6,
               policy="restart", seed=0, **options):
-        sides.append(Side(num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options))
+        sides.append(Side(num_replay_workers, capacity, faults, costs, interval_s, num_workers, limit, policy, seed,
+                          **options))
         return sides[-1]
     yield make_
     for side in sides:
@@ -105,9 +107,9 @@ def numbers(batch):
     return set(batch.action.tolist())
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
-def test_added_steps_are_sampled_and_stored_steps_are_resident(make, num_shards):
-    side = make(num_shards, capacity=100)
+@pytest.mark.parametrize("num_replay_workers", [1, 2, 3])
+def test_added_steps_are_sampled_and_stored_steps_are_resident(make, num_replay_workers):
+    side = make(num_replay_workers, capacity=100)
     drawn = set()
     while side.collector.number < 30:
         drawn |= numbers(side.get())
@@ -115,7 +117,8 @@ def test_added_steps_are_sampled_and_stored_steps_are_resident(make, num_shards)
     assert max(drawn) > 100
     kept = [storage.counters["resident"] for storage in side.left]
     assert final.resident == sum(kept) == 100
-    assert sorted(kept) == sorted(100 // num_shards + (index < 100 % num_shards) for index in range(num_shards))
+    assert sorted(kept) == sorted(
+        100 // num_replay_workers + (index < 100 % num_replay_workers) for index in range(num_replay_workers))
     assert final.collected == final.resident + final.evicted
 
 
@@ -145,12 +148,12 @@ def test_a_replay_that_fills_slowly_is_awaited(make):
 def test_collection_continues_while_nothing_can_be_sampled(make, monkeypatch):
     """Check that `min_replay_ratio` does not stop collection while there is nothing to sample."""
     monkeypatch.setattr(SyntheticReplay, "mass", property(lambda storage: float(len(storage.inserted) >= 5)))
-    side = make(num_shards=1, min_replay_ratio=100.0)
+    side = make(num_replay_workers=1, min_replay_ratio=100.0)
     assert side.get() is not None
 
 
 def test_round_robin_follows_sent_rollouts_and_not_waiting_times(make):
-    side = make(num_shards=2, batch_size=32, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5,
+    side = make(num_replay_workers=2, batch_size=32, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5,
                 costs={"sample": 0.0301})
     for _ in range(60):
         side.get()
@@ -167,7 +170,7 @@ def test_stopping_ends_a_wait(make):
 
 
 def test_requests_in_flight_are_bounded(make):
-    side = make(num_shards=2, prefetch=3)
+    side = make(num_replay_workers=2, prefetch=3)
     asked = []
     for _ in range(30):
         side.get()
@@ -179,7 +182,7 @@ def test_requests_in_flight_are_bounded(make):
 
 def test_collection_waits_for_a_slow_shard(make):
     """Check that collection waits for a shard that is slow to add rollouts."""
-    side = make(num_shards=1, add_in_flight=2, costs={"add": 1.0}, interval_s=0.001)
+    side = make(num_replay_workers=1, add_in_flight=2, costs={"add": 1.0}, interval_s=0.001)
     side.runtime.sleep(10.0)
     assert 8 <= side.collector.number <= 13
     assert side.ledger.snapshot().in_flight <= 3 * SIZE
@@ -188,7 +191,7 @@ def test_collection_waits_for_a_slow_shard(make):
 @pytest.mark.parametrize(("routing", "expected"), [
     ("round_robin", [{1, 2, 3}, {1, 2, 3}]), ("by_stream", [{2}, {1, 3}])])
 def test_routing(make, routing, expected):
-    side = make(num_shards=2, routing=routing, num_workers=3, capacity=10**6)
+    side = make(num_replay_workers=2, routing=routing, num_workers=3, capacity=10**6)
     while side.collector.number < 60:
         side.get()
     side.stop()
@@ -205,7 +208,7 @@ def test_random_routing_follows_the_seed(make):
     """Check that random routing is uniform, and depends only on the seed."""
     found = []
     for seed in (0, 0, 1):
-        side = make(num_shards=3, routing="random", capacity=10**6, seed=seed)
+        side = make(num_replay_workers=3, routing="random", capacity=10**6, seed=seed)
         while side.collector.number < 60:
             side.get()
         side.stop()
@@ -223,7 +226,7 @@ def test_random_routing_follows_the_seed(make):
 @pytest.mark.parametrize(("routing", "is_even"), [("least_loaded", True), ("round_robin", False)])
 def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
     """Check that `least_loaded` first fills the empty replacement of a lost shard."""
-    side = make(num_shards=2, routing=routing, capacity=10**6, faults="kill shard.1 @ add 5")
+    side = make(num_replay_workers=2, routing=routing, capacity=10**6, faults="kill shard.1 @ add 5")
     while side.collector.number < 240:
         side.get()
     loads = [state.resident for state in side.shards.states]
@@ -233,7 +236,7 @@ def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
 def test_shards_are_sampled_in_proportion_to_their_mass(make, monkeypatch):
     monkeypatch.setattr(SyntheticReplay, "mass", property(
         lambda storage: 1.0 if storage.inserted and storage.inserted[0][0] == 0 else 3.0))
-    side = make(num_shards=2, limit=2, capacity=10**4)
+    side = make(num_replay_workers=2, limit=2, capacity=10**4)
     for _ in range(20):
         side.get()
     seen = [bool(numbers(side.get()) & {0}) for _ in range(400)]
@@ -245,7 +248,7 @@ def test_collection_waits_for_learning_and_learning_for_collection(make):
 
     With a maximum of 8, each batch of 512 steps requires 64 new steps.
     """
-    side = make(num_shards=1, learning_starts=1000, batch_size=512, max_replay_ratio=8.0, interval_s=0.1,
+    side = make(num_replay_workers=1, learning_starts=1000, batch_size=512, max_replay_ratio=8.0, interval_s=0.1,
                 timeout_s=30.0, capacity=10**5)
     added = []
     for _ in range(3):
@@ -253,16 +256,16 @@ def test_collection_waits_for_learning_and_learning_for_collection(make):
         added.append(side.shards.added)
     assert added == [1070, 1130, 1200]  # 1064, 1128 and 1192, rounded up to rollouts of 10 steps
 
-    side = make(num_shards=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001,
+    side = make(num_replay_workers=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001,
                 capacity=10**5)
     side.runtime.sleep(50.0)
     # Collection stops 512 / 4 = 128 steps after learning may start, rounded up to rollouts of 10 steps
     assert side.shards.added + SIZE * side.shards.num_adding == 1130
 
 
-@pytest.mark.parametrize("num_shards", [1, 2])
-def test_shards_receive_the_errors_found_by_learning(make, num_shards):
-    side = make(num_shards)
+@pytest.mark.parametrize("num_replay_workers", [1, 2])
+def test_shards_receive_the_errors_found_by_learning(make, num_replay_workers):
+    side = make(num_replay_workers)
     told = 0
     for _ in range(50):
         batch = side.get()

@@ -105,7 +105,7 @@ def test_a_step_makes_its_updates_and_keeps_every_worker_busy(make, updates):
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_col_workers": 2, "col_communication": ASYNC},
-], ids=["central", "parallel", "decentralised", "async-collection"])
+], ids=["central", "parallel", "decentralized", "async-collection"])
 def test_updates_per_step_is_exact_in_schemes_without_a_thread(make_scheme, settings):
     scheme = make_scheme(updates_per_step=3, runtime="simulated", **settings)
     for number in range(1, 4):

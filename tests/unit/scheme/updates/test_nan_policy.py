@@ -20,7 +20,7 @@ from pytorchrl.scheme.supervision.bad_batches import BadBatches
 SCHEMES = {
     "central": {}, "sync": {"num_grad_workers": 2},
     "async": {"num_grad_workers": 2, "grad_communication": ASYNC},
-    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+    "decentralized": {"num_grad_workers": 2, "distribute_gradients": True},
 }
 IN_A_THREAD = {"grad_communication": ASYNC}
 KINDS = ["nan loss", "inf loss", "nan gradient", "inf gradient"]
@@ -185,8 +185,8 @@ def test_steps_of_a_skipped_gradient_stay_dropped_despite_later_passes(make_bad)
 
 
 @pytest.mark.parametrize("settings", [
-    SCHEMES["central"], IN_A_THREAD, SCHEMES["sync"], SCHEMES["decentralised"],
-    {**SCHEMES["async"], "runtime": "simulated"}], ids=["central", "thread", "sync", "decentralised", "async"])
+    SCHEMES["central"], IN_A_THREAD, SCHEMES["sync"], SCHEMES["decentralized"],
+    {**SCHEMES["async"], "runtime": "simulated"}], ids=["central", "thread", "sync", "decentralized", "async"])
 def test_the_sixth_consecutive_skipped_update_raises(make_bad, tmp_path, settings):
     num_workers = settings.get("num_grad_workers", 1)
     scheme = make_bad(*[every(5)] * num_workers, keep_bad_batches=str(tmp_path), **settings)
@@ -208,8 +208,8 @@ def test_the_sixth_consecutive_skipped_update_raises(make_bad, tmp_path, setting
     assert final["in_flight"] == final["queued"] == 0
 
 
-@pytest.mark.parametrize("settings", [SCHEMES["central"], SCHEMES["sync"], SCHEMES["decentralised"]],
-                         ids=["central", "sync", "decentralised"])
+@pytest.mark.parametrize("settings", [SCHEMES["central"], SCHEMES["sync"], SCHEMES["decentralized"]],
+                         ids=["central", "sync", "decentralized"])
 def test_a_finite_update_resets_the_count(make_bad, settings):
     scheme = make_bad(*last_bad(settings, at(*range(2, 7), *range(8, 13))), **settings)
     for _ in range(14):

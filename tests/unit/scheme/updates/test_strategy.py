@@ -58,7 +58,7 @@ def parameters(scheme, updates):
 
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 2}],
-    ids=["central", "parallel", "decentralised", "collectors"])
+    ids=["central", "parallel", "decentralized", "collectors"])
 def test_empty_gradients_only_change_their_count(make_scheme, check_ledger, settings):
     plain, _ = parameters(make_scheme(**settings), 8)
     scheme = make_scheme(storage=with_empty({0, 2}), **settings)
@@ -86,7 +86,7 @@ def test_empty_asynchronous_gradients_are_counted(make_scheme, check_ledger):
 @pytest.mark.parametrize("settings", [
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": ASYNC}, {"col_communication": ASYNC, "grad_communication": ASYNC}],
-    ids=["central", "parallel", "decentralised", "asynchronous", "in a thread"])
+    ids=["central", "parallel", "decentralized", "asynchronous", "in a thread"])
 def test_only_empty_gradients_are_an_error(make_scheme, settings, monkeypatch):
     monkeypatch.setattr(statistics, "_MAX_EMPTY_IN_A_ROW", 50)
 
@@ -108,10 +108,10 @@ def test_occasional_empty_gradients_are_no_error(make_scheme, monkeypatch):
     assert scheme.metrics()["grads_empty"] == 6
 
 
-@pytest.mark.parametrize("decentralised", [False, True])
-def test_an_empty_gradient_of_one_worker_is_ignored(make_scheme, check_ledger, decentralised):
+@pytest.mark.parametrize("decentralized", [False, True])
+def test_an_empty_gradient_of_one_worker_is_ignored(make_scheme, check_ledger, decentralized):
     """Check that an update uses only the other workers' gradients if one worker has an empty gradient."""
-    settings = {"num_grad_workers": 2, "distribute_gradients": decentralised, "algo": PPO.create_factory(
+    settings = {"num_grad_workers": 2, "distribute_gradients": decentralized, "algo": PPO.create_factory(
         num_epochs=1, num_mini_batch=1, lr=1e-2)}
     scheme = make_scheme(storage=with_empty({0}, only_of=1), **settings)
     before = scheme.acting_state()["all"].clone()

@@ -13,7 +13,7 @@ from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
-from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
+from pytorchrl.scheme.updates.decentralized import DecentralizedUpdates
 from tests.unit.scheme.conftest import chessboard
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
@@ -48,7 +48,7 @@ AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, C
 
 @pytest.fixture
 def make():
-    """Return a function that makes a scheme of one of `AGENTS`; by default, it is simulated and decentralised."""
+    """Return a function that makes a scheme of one of `AGENTS`; by default, it is simulated and decentralized."""
     schemes = []
 
     def make_(agent="ppo", **settings):
@@ -314,7 +314,7 @@ def test_a_model_can_be_pulled_before_a_lost_rank_is_noticed(make):
 
 @pytest.mark.parametrize(("every", "found_at"), [(5, 5), (3, 6), (100, None), (None, None)])
 def test_parameters_of_ranks_are_compared_at_intervals(make, monkeypatch, every, found_at):
-    monkeypatch.setattr(DecentralisedUpdates, "check_interval", every)
+    monkeypatch.setattr(DecentralizedUpdates, "check_interval", every)
     scheme = make(num_grad_workers=3)
     train(scheme, 4)
     workers(scheme)[1].algo.groups["all"].data[3] += 1e-7
@@ -328,7 +328,7 @@ def test_parameters_of_ranks_are_compared_at_intervals(make, monkeypatch, every,
 
 
 def test_parameters_not_used_for_acting_are_also_compared(make, monkeypatch):
-    monkeypatch.setattr(DecentralisedUpdates, "check_interval", 10)
+    monkeypatch.setattr(DecentralizedUpdates, "check_interval", 10)
     scheme = make("sac")
     train(scheme, 4)
     workers(scheme)[0].algo._target_vectors["q"].data[0] += 1.0

@@ -1,4 +1,4 @@
-"""Decentralised updates: gradient workers average gradients among themselves, and each applies the mean."""
+"""Decentralized updates: gradient workers average gradients among themselves, and each applies the mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ R = TypeVar("R")
 logger = get_logger(__name__)
 
 
-class DecentralisedUpdates(RemoteUpdates):
+class DecentralizedUpdates(RemoteUpdates):
     """Updates by the remote gradient workers (ranks) themselves: they average gradients, and each applies the mean.
 
     An update is made either by all ranks or by none. If a rank is lost, the remaining ranks abort the update and drop
