@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pytorchrl.errors import ConfigError
 
-_GLOBAL_DRAWS = threading.RLock()
+_GLOBAL_DRAWS = threading.RLock()  # guards the state of torch's global generator
 _NO_NUMBERS = np.zeros(0, dtype=np.float32)
 _DRAWS = ("generator", "update_generator", "noise")
 """Keys of an algorithm's state whose values determine the algorithm's random numbers."""

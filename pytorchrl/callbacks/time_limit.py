@@ -31,7 +31,8 @@ def time_limit(timeout_s: float | None, name: str) -> Iterator[None]:
     if timeout_s is None:
         yield
         return
-    thread, lock = threading.current_thread(), threading.Lock()
+    thread = threading.current_thread()
+    lock = threading.Lock()  # guards `has_ended` and `text`: the alarm is raised only before the code has ended
     is_main, has_ended, text = thread is threading.main_thread(), False, ""
 
     def expire() -> None:

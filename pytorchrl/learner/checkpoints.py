@@ -62,6 +62,8 @@ class CheckpointFiles:
     def __init__(self, directory: Path, options: LearnerOptions, newest: Written | None = None) -> None:
         self._directory, self._options, self._newest = directory, options, newest
         self._best = _read_best(directory)
+        # guards `_newest`, `_best` and `_evaluated`:
+        # self._newest is None or all(version > self._newest.version for version, _ in self._evaluated)
         self._lock = threading.Lock()
         self._evaluated: list[tuple[int, float]] = []  # (version, mean return) of weights newer than `_newest`
 

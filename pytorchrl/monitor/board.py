@@ -64,6 +64,7 @@ class Board(ThreadingHTTPServer):
             raise ConfigError(f"board needs a directory of runs, such as runs/; {str(root)!r} is not a directory")
         self.root = root
         self._readers: dict[str, Reader] = {}
+        # guards `_readers`, which matches the last search: self._readers.keys() == find_runs(root).keys()
         self._lock = threading.Lock()
         try:
             super().__init__((ADDRESS, port), _Handler)

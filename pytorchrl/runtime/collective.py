@@ -88,7 +88,7 @@ class GlooCollective(Collective):
         self.size, self._in_order, self._timeout = size, in_order, timedelta(seconds=timeout_s)
         meeting = timedelta(seconds=min(timeout_s, _MEETING_TIMEOUT_S))
         self._left = threading.Event()
-        self._busy = threading.Lock()  # held during a call; only its holder may release the group
+        self._busy = threading.Lock()  # guards the group: only the holder may use or release it
         try:
             self.store = make_store(address, port, rank, size, meeting)
             if gpu:
@@ -175,7 +175,8 @@ class NcclCollective(Collective):
 
     def __init__(self, gloo: GlooCollective, group: Untyped, device: torch.device, timeout_s: float) -> None:
         self.size, self.device, self._gloo, self._timeout_s = gloo.size, device, gloo, timeout_s
-        self._group, self._left, self._busy = group, threading.Event(), threading.Lock()
+        self._group, self._left = group, threading.Event()
+        self._busy = threading.Lock()  # guards the group: only the holder may use or release it
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, computed in place. Each tensor must be on the GPU of its rank.

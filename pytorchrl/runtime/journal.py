@@ -47,7 +47,7 @@ class Journal:
     is_kept = False
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # guards the parameters: the collector thread reads, the learner's thread writes
 
     def reading(self) -> AbstractContextManager[object]:
         """Return a context in which the collector thread may read the parameters."""

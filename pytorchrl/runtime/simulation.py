@@ -52,7 +52,7 @@ class Task:
     def __init__(self, name: str, owner: object) -> None:
         self.name, self.owner = name, owner
         self.thread = threading.current_thread()
-        self.baton = threading.Lock()  # released to wake the task's thread; see `wake`
+        self.baton = threading.Lock()  # guards no data: it is released to wake the task's thread; see `wake`
         self.baton.acquire()
         self.num_waits = 0  # changes when a wait begins or ends; a wake-up with an earlier number is ignored
         self.waits_for = ""  # description of the current wait; empty while the task can run

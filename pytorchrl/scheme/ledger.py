@@ -91,7 +91,7 @@ class Ledger:
     """Ledger of one worker. It is thread-safe: each move is atomic, so every snapshot balances."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the counts: snapshot().imbalance == 0
         self._places = dict.fromkeys(_PLACES, 0)
         self._dropped: Counter[str] = Counter()
         self._latest: LedgerSnapshot | None = None  # snapshot of the current counts; None after a change

@@ -45,7 +45,7 @@ def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callab
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            # `setdefault` of a dictionary is atomic, so all threads use the same lock.
+            # guards the object. `setdefault` of a dictionary is atomic, so all threads use the same lock.
             with vars(self).get(lock_name) or vars(self).setdefault(lock_name, threading.RLock()):
                 return method(self, *args, **kwargs)
 

@@ -27,7 +27,7 @@ R = TypeVar("R")
 _NUM_WARM_UP_CALLS = 3
 # Largest number of graphs of a function; each graph is for different shapes of the arguments.
 _MAX_GRAPHS = 8
-# Only one thread records at a time, because all recordings of a device use the device's global generator.
+# guards the global generator of a device, which all recordings use: only one thread records at a time
 _RECORDING = threading.Lock()
 
 

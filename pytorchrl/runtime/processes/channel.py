@@ -129,7 +129,10 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._sending, self._counting = threading.Lock(), threading.Lock()
+        # guards the order of messages, and the numbers of structures:
+        # self._known <= {*self._numbers.values(), _UNNUMBERED}
+        self._sending = threading.Lock()
+        self._counting = threading.Lock()  # guards `_used`: all(count >= 0 for count in self._used.values())
         self._numbers: dict[Structure, int] = {}
         self._known: set[int] = set()  # numbers of the structures that the other process knows
         self._builders: dict[int, Build] = {}  # keys: the numbers that the other process gave to structures

@@ -87,11 +87,11 @@ class RemoteCalls:
         self._peers: dict[str, _Peer] = {}
         self._by_file: dict[int, _Peer] = {}
         self._numbers = itertools.count()
-        # The thread that reads answers holds this lock. The lock is reentrant, so that the thread can acquire it again
-        # if Ctrl-C has prevented its release.
+        # guards the connections: only the holder reads answers. The lock is reentrant, so that the thread can acquire
+        # it again if Ctrl-C has prevented its release.
         self._reading = threading.RLock()
         self._is_reading = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards no data: it is notified when answers have been read
 
     def call(self, address: str, name: str, kind: int, method: str, value: object) -> RemoteCall:
         """Send a call to the worker at an address."""

@@ -60,6 +60,7 @@ class BlockPool:
     """
 
     def __init__(self) -> None:
+        # guards the blocks: not any(block.uses for blocks in self._free.values() for block in blocks)
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._blocks: dict[int, Block] = {}

@@ -50,7 +50,7 @@ class _Host:
         self._failure: BaseException | None = None
         # Urgent calls (method, args, kwargs) that arrived before the worker was built.
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_worker` and `_early`: self._worker is None or not self._early
 
     def build(self, start: Start) -> None:
         """Build the worker. If its constructor raises an error, every call of the worker raises this error."""
@@ -64,8 +64,8 @@ class _Host:
             self._failure = error
             return
         with self._lock:
-            self._worker = worker
-            for name, args, kwargs in self._early:
+            self._worker, early, self._early = worker, self._early, []
+            for name, args, kwargs in early:
                 getattr(worker, name)(*args, **kwargs)
 
     def call(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:

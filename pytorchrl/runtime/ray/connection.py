@@ -52,7 +52,7 @@ class Connection:
     """
 
     current: ClassVar[Connection | None] = None
-    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # guards `current` and its number of users
 
     def __init__(self, directory: str | None = None) -> None:
         self._users, self._directory = 1, directory

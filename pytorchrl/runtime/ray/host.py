@@ -87,7 +87,7 @@ class Host:
         self._worker: object = None
         # Signals that arrived before the worker was built.
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards `_worker` and `_early`: self._worker is None or not self._early
         self._log = WorkerLog()
         get_logger("pytorchrl").addHandler(self._log)
         restore_umask()
@@ -108,8 +108,8 @@ class Host:
         if self._worker is None:
             worker = self._cls(**self._params)
             with self._lock:
-                self._worker = worker
-                for name, early_args, early_kwargs in self._early:
+                self._worker, early, self._early = worker, self._early, []
+                for name, early_args, early_kwargs in early:
                     getattr(worker, name)(*early_args, **early_kwargs)
         return getattr(self._worker, method)(*args, **kwargs)
 

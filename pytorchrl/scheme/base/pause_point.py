@@ -19,7 +19,8 @@ class PausePoint:
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._runtime, self._lock = runtime, threading.Lock()
+        self._runtime = runtime
+        self._lock = threading.Lock()  # guards the next two attributes: self._is_requested or not self._is_paused
         self._is_requested = self._is_paused = False
         self._paused, self._resumed = runtime.make_event(), runtime.make_event()
 

@@ -130,7 +130,7 @@ class ProcessGroup:
 
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
-        self._lock = threading.Lock()  # another thread may call `leave`
+        self._lock = threading.Lock()  # guards the next three attributes, because another thread may call `leave`
         self._group: GradientGroup | None = None
         self._generation, self._left = 0, 0.0
         self._unshared: list[dict[str, Moments]] = []

@@ -108,7 +108,7 @@ class Staging:
         self._buffers: deque[tuple[Tensor, CudaCopy | None]] = deque(
             [(torch.empty(0, dtype=torch.uint8), None)] * _NUM_BUFFERS)
         self._started: deque[tuple[object, Staged[object]]] = deque(maxlen=_NUM_BUFFERS)
-        self._lock = threading.Lock()  # held while a buffer is written
+        self._lock = threading.Lock()  # guards the buffers: the holder takes one, writes it and puts it back
         self.watch = Stopwatch(now)
 
     def start(self, data: D) -> Staged[D]:

@@ -139,6 +139,8 @@ class Statistics:
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        # guards `counters` and what arrived with gradients:
+        # counters.grads_received == counters.grads_applied + grads_dropped + grads_empty + grads_held
         self._lock = threading.Lock()
         self.tree_ledger = TreeLedger()
         self.counters = UpdateCounters()

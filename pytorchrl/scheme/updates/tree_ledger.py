@@ -31,7 +31,7 @@ class TreeLedger:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the snapshots and incarnations: total().imbalance == 0
         self._own = Ledger()
         self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # key: worker, number of lost predecessors
         self._incarnations: Counter[int] = Counter()

@@ -46,7 +46,9 @@ def test_options_decide_which_checkpoints_are_kept(open_files, tmp_path, options
             run = open_files(**options)
         if env_steps in returns:
             run.rate(env_steps - 5, returns[env_steps])
+        assert run._newest is None or all(version > run._newest.version for version, _ in run._evaluated)
         write(run, env_steps)
+        assert all(version > run._newest.version for version, _ in run._evaluated)
     assert kept(tmp_path) == expected
 
 

@@ -44,6 +44,7 @@ def test_the_board_listens_on_this_machine_only(board):
 def test_the_list_links_to_reports(board):
     answer, body = ask(board, "/")
     assert answer.status == 200
+    assert board._readers.keys() == find_runs(board.root).keys()
     assert 'href="/run/a"' in body
     assert 'href="/run/sweep%2Fb"' in body
     assert "link" not in find_runs(board.root)

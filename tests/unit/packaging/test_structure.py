@@ -9,6 +9,7 @@ import ast
 import doctest
 import functools
 import importlib
+import itertools
 import re
 import subprocess
 import sys
@@ -357,3 +358,20 @@ def test_every_module_that_creates_threads_or_queues_is_listed():
     assert len(found) > 10
     assert deques > DEQUES_OF_ONE_THREAD
     assert [module for module in sorted(found | deques - DEQUES_OF_ONE_THREAD) if f"`{module}`" not in page] == []
+
+
+def test_every_lock_states_what_it_guards():
+    """Check that a comment, in the line of each new lock or directly above, says what the lock guards."""
+    found, silent = 0, []
+    for path in MODULES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", None) in ("Lock", "RLock", "Condition",
+                                                                                   "Semaphore"):
+                found += 1
+                above = list(itertools.takewhile(lambda line: line.strip().startswith("#"),
+                                                 reversed(lines[:node.lineno - 1])))
+                if not any("# guards " in line for line in (lines[node.lineno - 1], *above)):
+                    silent.append(f"{name_of(path)}:{node.lineno}")
+    assert found >= 20
+    assert silent == []

@@ -77,6 +77,9 @@ class Watch:
     def check_state(self):
         snapshot = self.root.statistics.tree_ledger.total()
         check_that(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
+        counts = self.root.statistics.counters
+        check_that(counts.grads_received == counts.grads_applied + counts.grads_dropped + counts.grads_empty
+                   + counts.grads_held, "gradients are lost:", counts)
         check_that(self.scheme.version >= self.version, "the version decreased", self.version, self.scheme.version)
         self.version = self.scheme.version
         names = [actor.name for actor in self.scheme.runtime._actors]

@@ -43,6 +43,7 @@ def pool(monkeypatch):
     yield pool
     pool.num_blocks  # noqa: B018 - counts the uses that have ended
     assert [block.number for block in pool._blocks.values() if block.uses] == []
+    assert not any(block.uses for blocks in pool._free.values() for block in blocks)
 
 
 @pytest.fixture
@@ -51,6 +52,8 @@ def ends(pool):
     ends = [Channel(connection) for connection in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
     yield ends
     for end in ends:
+        assert end._known <= {*end._numbers.values(), -1}
+        assert all(count >= 0 for count in end._used.values())
         end.close()
 
 

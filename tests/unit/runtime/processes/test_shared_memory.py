@@ -13,7 +13,9 @@ from pytorchrl.runtime.processes.shared_memory import BlockPool, MappedBlocks, i
 
 @pytest.fixture
 def pool():
-    return BlockPool()
+    pool = BlockPool()
+    yield pool
+    assert not any(block.uses for blocks in pool._free.values() for block in blocks)
 
 
 def mapped(block):

@@ -91,8 +91,10 @@ def test_an_exception_of_a_constructor_is_an_error_of_the_worker():
 
 def test_signals_before_the_first_call_are_kept(host):
     host.signal("note", 1)
+    assert host._worker is None or not host._early
     assert host.call("values") == ["begin", 1]
     host.signal("note", 2)
+    assert host._worker is None or not host._early
     assert host.call("values") == ["begin", 1, 2]
 
 

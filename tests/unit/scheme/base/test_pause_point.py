@@ -24,10 +24,15 @@ class Loop(threading.Thread):
             self.rounds += 1
 
 
+def check(point):
+    assert point._is_requested or not point._is_paused
+
+
 @pytest.fixture
 def loop():
     runtime = SimulatedRuntime()
     made = Loop(runtime)
+    runtime.simulation.after_event = lambda: check(made.point)
     runtime.start_thread(made)
     yield made
     made.is_over = True
