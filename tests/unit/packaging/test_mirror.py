@@ -13,11 +13,11 @@ COVERED_BY = {
     # Bases are tested through their subclasses, and declarations through the parts that declare them:
     "agent": {
         "contracts": ["agent/algorithms/test_own_replay_algorithms", "scheme/test_own_parts"],
-        "factories": ["scheme/test_agent_parts", "scheme/test_factories"],
+        "factories": ["scheme/test_agent_parts"],
         "fit": ["scheme/test_fit"],
         "moments": ["agent/algorithms/test_on_policy", "agent/storages/test_returns"],
         "names_elsewhere": ["agent/test_names"],
-        "noise": ["agent/algorithms/test_compiled_replay", "agent/algorithms/test_sac"],
+        "noise": ["agent/algorithms/test_compiled_replay"],
         "policy": ["agent/test_acting", "export/test_export"],
         "synthetic": ["scheme/test_architectures", "scheme/test_simulated"],
         "updatable": ["agent/test_schedules"],
@@ -40,7 +40,7 @@ COVERED_BY = {
     },
     # Backends and single environments are tested through the vector environments that consist of them:
     "agent/env": {
-        "aliases": ["agent/env/test_spaces"],
+        "aliases": ["packaging/test_imports"],
         "envpool": ["agent/env/test_backends"],
         "images": ["agent/actors/test_extractors", "agent/env/test_spaces"],
         "single": ["agent/env/test_backends", "agent/env/test_vec_env"],
@@ -61,7 +61,7 @@ COVERED_BY = {
     },
     # Commands are tested through the command line:
     "cli": {
-        "board": ["monitor/test_board"],
+        "board": ["cli/test_watch"],
         "dataset": ["play/test_dataset"],
         "enjoy": ["cli/test_main"],
         "export": ["export/test_export"],
@@ -69,7 +69,7 @@ COVERED_BY = {
         "output": ["cli/test_terminal"],
         "parsing": ["cli/test_main"],
         "plot": ["cli/test_main"],
-        "report": ["cli/test_main"],
+        "report": ["cli/test_watch"],
         "saved_agent": ["cli/test_main"],
         "sweep": ["training/test_configuration"],
         "train": ["cli/test_main"],
@@ -104,26 +104,26 @@ COVERED_BY = {
         "resizing": ["scheme/test_resize"],
     },
     "scheme/gradients": {
-        "assembly": ["scheme/gradients/test_g_worker"],
-        "batch_source": ["scheme/gradients/test_g_worker", "scheme/gradients/test_sample_queue"],
+        "assembly": ["scheme/gradients/test_microbatching"],
+        "batch_source": ["scheme/gradients/test_sample_queue", "scheme/test_learner_thread"],
         "defaults": ["scheme/test_mini_batch_size", "scheme/test_settings"],
         "g_worker_set": ["scheme/test_trees_by_hand", "scheme/test_checkpoint_faults"],
         "gradient_computer": ["scheme/gradients/test_microbatching"],
         "loader": ["scheme/gradients/test_staging"],
         "placement": ["scheme/test_devices"],
-        "recipe": ["scheme/gradients/test_g_worker"],
+        "recipe": ["scheme/gradients/test_microbatching"],
         "replay_source": ["scheme/test_in_flight", "scheme/test_r2d2_rollouts"],
     },
     "scheme/options": {
         "keywords": ["scheme/test_settings"],
         "replay": ["scheme/replay/test_r_worker_set"],
-        "run": ["scheme/options/test_settings"],
+        "run": ["scheme/recording/test_record_file"],
         "updates": ["scheme/test_settings", "scheme/updates/test_asynchronous"],
     },
     # Strategies of updates are compared with one another:
     "scheme/updates": {
         "central": ["scheme/updates/test_u_worker", "scheme/test_equivalence"],
-        "remote": ["scheme/updates/test_reports", "scheme/updates/test_asynchronous"],
+        "remote": ["scheme/updates/test_asynchronous"],
         "synchronous": ["scheme/test_equivalence", "scheme/updates/test_nan_policy"],
     },
     "support": {
