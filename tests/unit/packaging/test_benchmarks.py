@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import re
+import shutil
 
 import pytest
 
@@ -17,6 +18,46 @@ SCRIPTS = {path.name for path in BENCHMARKS.glob("*.py")} - MODULES
 NEEDS = {"rliable_check.py": "rliable"}
 # Scripts that write text or files, and digests.py, whose results are equal for all commits.
 WITHOUT_ORIGIN = {"digests.py", "golden.py", "history.py", "reading_sample.py", "report.py", "watching.py"}
+# Script -> arguments of a run that takes at most three seconds of processor time.
+QUICK = {
+    "coverage.py": "--trials 2 --seeds 3 --tasks 1 --distributions normal",
+    "env_backends.py": "--envs CartPole-v1 --sizes 2 --blocks 1 --steps 20",
+    "exposure.py": "--runtime threads",
+    "lag.py": "--seeds 1 --steps 500",
+    "message_paths.py": "",
+    "mutations.py": "--list",
+    "option_path.py": "",
+    "patterns.py": "--runtime threads --steps 200 --seeds 1 --goal 0 --patterns central-sync/central-sync",
+    "preemption.py": "--seconds 0.3 --step-ms 1 --fractions 0.25 --no-scores",
+    "reading_sample.py": "--seed 1",
+    "replay_shard.py": "--seconds 0.3 --size 1000 --batch 32",
+    "report.py": "roofline.jsonl",
+    "simulation.py": "--col-workers 4 --grad-workers 2 --updates 2",
+}
+# The same for runs that take longer.
+LONGER = {
+    "a3c.py": "--workers 1,2 --seconds 0.2 --sleep-ms 1 --runtime threads",
+    "broken_saves.py": "--every 1000",
+    "damage.py": "--cases 5 --every 1000",
+    "digests.py": "",
+    "hangs.py": "--limit 0.3 --calls step --runtimes threads",
+    "microbatch.py": "--steps 64 --microbatch-sizes 0,32 --updates 1",
+    "ranks.py": "--ranks 1,2 --seconds 0.3 --sleep-ms 1 --kills 0 --runtime threads",
+    "soak.py": "--minutes 0.02 --runtime threads --workers 2 --sample-every 0.2",
+    "start.py": "--repeat 1 --only import",
+    "structure.py": "",
+    "watching.py": "--smoke",
+}
+# Scripts without such a run -> why. Only their help is tested.
+NO_RUN = {
+    "an argument of another version or program": ["before.py", "golden.py", "peers.py", "rliable_check.py"],
+    "Ray, and minutes at any size": ["central_inference.py", "checkpoints.py", "cluster.py", "codecs.py", "errors.py",
+                                     "failures.py", "learner_feed.py", "processes.py", "ray_parts.py", "replay.py",
+                                     "signals.py", "weights.py"],
+    "training until a score, or an accelerator": ["gpu.py", "pong.py", "scores.py", "solved.py"],
+    "compilation before the measurement": ["roofline.py", "second_core.py", "throughput.py"],
+    "tested below": ["history.py"],
+}
 # Prints the help of each script in one process, and the failures afterwards.
 HELP = """
 import contextlib, io, json, runpy, sys
@@ -46,6 +87,24 @@ def test_every_benchmark_prints_its_help(run_forked):
     result = run_forked("-c", HELP, BENCHMARKS, *sorted(SCRIPTS - missing), cwd=ROOT, timeout=120)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1]) == {}
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    *(pytest.param(*case, id=case[0]) for case in QUICK.items()),
+    *(pytest.param(*case, id=case[0], marks=pytest.mark.thorough) for case in LONGER.items())])
+def test_benchmark_runs(name, arguments, run_forked, tmp_path):
+    shutil.copy(ROOT / "docs" / "benchmarks" / "roofline.jsonl", tmp_path)
+    result = run_forked(BENCHMARKS / name, *arguments.split(), cwd=tmp_path, timeout=150)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout or name == "report.py"
+    if name not in WITHOUT_ORIGIN and name != "mutations.py":
+        assert '"commit": ' in result.stdout
+        assert '"machine": {' in result.stdout
+
+
+def test_every_benchmark_has_a_run_or_a_reason():
+    without = [name for names in NO_RUN.values() for name in names]
+    assert sorted([*QUICK, *LONGER, *without]) == sorted(SCRIPTS)
 
 
 def test_every_benchmark_that_prints_json_states_its_origin():
