@@ -78,7 +78,7 @@ class Episode(NamedTuple):
     """Sum of the raw rewards over valid steps."""
     length: int
     """Number of valid steps."""
-    seconds: float
+    time_s: float
     """Seconds since the environments were created."""
     env_index: int
     """Index of the environment in its vector of environments."""

@@ -141,7 +141,7 @@ class Monitor:
         If the disk is full, the row is lost.
         """
         self._file.append(_row([
-            round(episode.env_return, 6), episode.length, round(episode.seconds, 3), episode.env_index,
+            round(episode.env_return, 6), episode.length, round(episode.time_s, 3), episode.env_index,
             "terminated" if episode.terminated else "truncated", *(info.get(key, "") for key in self._keywords),
         ]))
 

@@ -33,7 +33,7 @@ def test_returns_sum_all_rewards_and_lengths_count_all_steps(autoreset):
     assert of_first[:3] == [(1 + 2 + 3, 3), (4 + 5 + 6, 3), (7 + 8 + 9, 3)]
     assert {e.env_index for e in episodes} == {0, 1}
     assert all(e.terminated for e in episodes)
-    assert all(b.seconds >= a.seconds >= 0 for a, b in itertools.pairwise(episodes))
+    assert all(b.time_s >= a.time_s >= 0 for a, b in itertools.pairwise(episodes))
 
 
 def test_returns_of_long_episodes_sum_all_rewards():
