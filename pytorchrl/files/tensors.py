@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickletools
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,10 @@ MODEL_FORMAT = 1
 """Number of the format of models."""
 _LABEL = b"pytorchrl sha256 "
 _COMMENT_BYTES = len(_LABEL) + 64
+_DEEPEST = 100
+# A file of this library contains few containers more than once. A file that contains some more than `_MOST_REPEATED`
+# times each, and has more than `_MOST_VALUES` values in total, is malicious.
+_MOST_VALUES, _MOST_REPEATED = 1_000_000, 100
 _DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8,
                      torch.int16, torch.int32, torch.int64})
 
@@ -115,7 +120,7 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise CheckpointError(f"{name} contains a {type(value).__name__} instead of named values")
-    _check_tensors(value, name)
+    _Check(name).check(value)
     return value
 
 
@@ -135,6 +140,42 @@ def _verify(file: IO[bytes], name: str) -> None:
         if _digest(file).encode("ascii") != comment.removeprefix(_LABEL):
             damaged = archive.testzip()
             raise CheckpointError(f"{name} is damaged: the checksum of {damaged or 'the file'} is wrong")
+        for member in members:
+            if member.filename.endswith("/data.pkl"):
+                _check_tuples(archive.read(member), name)
+
+
+def _check_tuples(pickled: bytes, name: str) -> None:
+    """Refuse tuples that contain the same tuples so often that computing their hash would take for ever.
+
+    `torch.load` computes the hash of each key of a mapping, so tuples must be checked before the file is unpickled. The
+    number of values in each tuple is counted on a stack like that of the unpickler; other objects count as one value.
+    """
+    stack, marks = list[int](), list[int]()  # `marks` contains the positions of marks in the stack
+    memo: dict[object, int] = {}
+    for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
+        before, after = opcode.stack_before, opcode.stack_after
+        start = len(stack) - len(before)
+        if pickletools.markobject in before:
+            start = marks.pop() - before.index(pickletools.markobject)
+        items = stack[start:]
+        del stack[start:]
+        if opcode.name == "MARK":
+            marks.append(len(stack))
+            stack.append(0)
+        elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[argument])
+        elif opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            stack += items
+            memo[len(memo) if opcode.name == "MEMOIZE" else argument] = stack[-1]
+        elif opcode.name == "DUP":
+            stack += items * 2
+        elif opcode.name.startswith("TUPLE"):
+            stack.append(1 + sum(items))
+            if stack[-1] > number + _MOST_REPEATED:  # each value that is not a repetition needs an operation
+                raise CheckpointError(f"{name} contains the same tuples so often that it cannot be read")
+        else:
+            stack += [1] * len(after)
 
 
 def _digest(file: IO[bytes]) -> str:
@@ -143,24 +184,55 @@ def _digest(file: IO[bytes]) -> str:
     return sha256_of(file, os.fstat(file.fileno()).st_size - _COMMENT_BYTES).hexdigest()
 
 
-def _check_tensors(value: object, name: str, where: str = "") -> None:
-    """Refuse tensors that this library never saves, such as sparse or complex tensors, or tensors with gradients."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_tensors(item, name, f"{where}/{key}" if where else str(key))
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _check_tensors(item, name, f"{where}/{index}")
-    elif isinstance(value, torch.Tensor):
-        is_plain = value.layout == torch.strided and value.device.type == "cpu" and value.dtype in _DTYPES
+class _Check:
+    """Check the values of a file, each object once, however often the file refers to it.
+
+    Args:
+        name: Name of the file, for error messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        # id of a container -> number of its values, and number of nested levels
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def check(self, value: object, where: str = "", depth: int = 0) -> tuple[int, int]:
+        """Return the number of values that `value` contains, and the number of nested levels.
+
+        Raises:
+            CheckpointError: There is a tensor that this library never saves, such as a sparse or complex one; or
+                containers are nested too deeply, contain themselves, or contain others so often that reading all
+                values would take for ever.
+        """
+        if isinstance(value, torch.Tensor):
+            self._check_tensor(value, where)
+        if not isinstance(value, (Mapping, list, tuple)):
+            return 1, 0
+        if (found := self._known.get(id(value))) is None and depth <= _DEEPEST:
+            size, levels = 1, 0
+            for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+                own_size, own_levels = self.check(item, f"{where}/{key}" if where else str(key), depth + 1)
+                size, levels = size + own_size, max(levels, own_levels + 1)
+            found = self._known[id(value)] = size, levels
+        if found is None or depth + found[1] > _DEEPEST:
+            raise CheckpointError(f"{self._name} is nested too deeply")
+        if found[0] > max(_MOST_VALUES, _MOST_REPEATED * len(self._known)):
+            raise CheckpointError(f"{self._name} contains the same lists or mappings so often that it has more than "
+                                  f"{found[0]:,} values at {where or 'the top'}")
+        return found
+
+    def _check_tensor(self, value: torch.Tensor, where: str) -> None:
+        is_plain = (value.layout == torch.strided and value.device.type == "cpu" and value.dtype in _DTYPES
+                    and not value.is_neg() and type(value) is torch.Tensor)
         if is_plain and value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise CheckpointError(f"{name} contains the tensor {where} with {value.numel():,} elements, but only "
+            raise CheckpointError(f"{self._name} contains the tensor {where} with {value.numel():,} elements, but only "
                                   f"{value.untyped_storage().nbytes():,} bytes of data")
         if not is_plain or value.requires_grad:
             raise CheckpointError(
-                f"{name} contains the tensor {where} with dtype {str(value.dtype).removeprefix('torch.')}, layout "
-                f"{str(value.layout).removeprefix('torch.')}, device {value.device} and "
-                f"requires_grad={value.requires_grad}; expected a dense tensor of real numbers on the CPU")
+                f"{self._name} contains the tensor {where} with dtype {str(value.dtype).removeprefix('torch.')}, "
+                f"layout {str(value.layout).removeprefix('torch.')}, device {value.device}, "
+                f"requires_grad={value.requires_grad} and negative bit {value.is_neg()}; expected a dense tensor of "
+                "real numbers on the CPU")
 
 
 def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
@@ -173,6 +245,19 @@ def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.T
     Raises:
         CheckpointError: The tensors are missing or contain NaN or infinity, or a newer pytorchrl saved the model.
     """
+    state = acting_tensors_of(saved, name)
+    check_finite(state, name)
+    return state
+
+
+def acting_tensors_of(saved: Mapping[str, object], name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model like `acting_state_of`, but do not check their values yet.
+
+    A file can contain any number of tensors that share their data, so values are checked after the names.
+
+    Raises:
+        CheckpointError: The tensors are missing, or a newer pytorchrl saved the model.
+    """
     try:
         check_format(saved, MODEL_FORMAT)
     except ValueError as error:
@@ -180,7 +265,11 @@ def acting_state_of(saved: Mapping[str, object], name: str) -> dict[str, torch.T
     state = saved.get("acting_state")
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise CheckpointError(f"{name} contains no acting state; only files of save_model can be loaded")
+    return state
+
+
+def check_finite(state: Mapping[str, torch.Tensor], name: str) -> None:
+    """Raise `CheckpointError` if a tensor of a model contains NaN or infinity."""
     for key, value in state.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise CheckpointError(f"{name} contains numbers in {key!r} that are not finite, so it cannot act")
-    return state
