@@ -7,11 +7,11 @@ the run was started without `train`; `load` builds the agent from `agent`. `reci
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import sysconfig
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import gymnasium as gym
 
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, reference_to, registration_of
@@ -36,7 +36,9 @@ from pytorchrl.envs.lookup import names_module
 from pytorchrl.errors import CheckpointError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import RUN_FILE, check_description, no_run
+from pytorchrl.support.code import Trust, import_module, is_installed, local_imports_off, may_import, refusal
 from pytorchrl.support.untyped import OptionValue
+from pytorchrl.training.strangers import Model, check_environment, check_size
 
 Described = Mapping[str, object]
 """A description from `pytorchrl.agent.option_values.descriptions`, or a part of one."""
@@ -52,55 +54,66 @@ def describe(registration: Registration, env: object, options: Mapping[str, obje
             "options": {name: to_json(value) for name, value in options.items()}}
 
 
-def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust: bool = False) -> tuple[Agent, int]:
-    """Build the agent of a saved run.
-
-    Args:
-        run_dir: Directory of the run.
-        algorithm: The algorithm of the run; None: the algorithm in `run.json`.
-        trust: Whether to import code that `run.json` names. If not, only classes that this process has already
-            imported are used.
-
-    Returns:
-        The agent and the seed of the run.
+def read(run_dir: Path) -> Described:
+    """Return the contents of the `run.json` in the directory of a run.
 
     Raises:
-        ConfigError: `algorithm` is not an algorithm, or the environments cannot be built.
-        CheckpointError: The directory contains no run, `run.json` is damaged, or the run needs code that is not
-            imported.
+        CheckpointError: The directory contains no run, or `run.json` is damaged.
     """
-    given = None if algorithm is None else registration_of(algorithm)
     path = run_dir / RUN_FILE
     try:
         run = mapping(read_json(path))
         check_description(run)
-        agent, seed = run["agent"], check_seed(run["seed"])
+        return {"agent": run["agent"], "seed": check_seed(run["seed"])}
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe a run: {error}") from error
+
+
+def build(
+    run: Described, run_dir: Path, algorithm: str | type[Algorithm] | None = None, *, trust: bool = False,
+    model: Model | None = None,
+) -> Agent:
+    """Build the agent of a saved run.
+
+    Args:
+        run: The contents of `run.json`; see `read`.
+        run_dir: Directory of the run, for error messages.
+        algorithm: The algorithm of the run; None: the algorithm in `run.json`.
+        trust: Whether to import code that `run.json` names. If not, only classes that this process has already
+            imported are used, nothing is imported from the working directory, and the run is limited in what it can
+            demand.
+        model: The tensors of the model, which limit what a run that is not trusted can demand.
+
+    Raises:
+        ConfigError: `algorithm` is not an algorithm, or the environments cannot be built.
+        CheckpointError: `run.json` describes no agent, demands too much, or needs code that is not imported.
+    """
+    given, agent = None if algorithm is None else registration_of(algorithm), run["agent"]
     find = find_by_import if trust else find_imported
     try:
-        return _built(agent, None if given is None else given.algorithm, find, trust=trust), seed
+        _import_registered(agent)
+        with contextlib.nullcontext() if trust else local_imports_off():
+            return _built(agent, None if given is None else given.algorithm, find, None if trust else model or {})
     except CheckpointError as error:
-        raise CheckpointError(_refusal(run_dir, str(error), trust=trust)) from error
-    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} does not describe an agent of this version: {error}") from error
+        remedy = "" if trust or "trust=True" in str(error) else (
+            ". load does not import code that a run's files name; import the class first, name your own algorithm "
+            "(algorithm='module:Class', `--algorithm module:Class`), or, if you trust the run, pass trust=True "
+            "(`--trust` on the command line)")
+        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: {error}{remedy}. "
+                              "Otherwise, build the same actor with checkpoint=<its model.pt>") from error
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{str(run_dir / RUN_FILE)!r} does not describe an agent of this version: {error}") from error
 
 
-def _refusal(run_dir: Path, problem: str, *, trust: bool) -> str:
-    remedy = ("" if trust else "load does not import code that a run's files name; import the class first, name your "
-              "own algorithm (algorithm='module:Class', `--algorithm module:Class`), or, if you trust the run, pass "
-              "trust=True (`--trust` on the command line). ")
-    return (f"the run in {str(run_dir)!r} needs code that is not available: {problem}. {remedy}"
-            "Otherwise, build the same actor with checkpoint=<its model.pt>")
-
-
-def _built(description: object, algorithm: type[Algorithm] | None, find: Find, *, trust: bool) -> Agent:
-    """Build an agent from the description of its factories."""
+def _built(description: object, algorithm: type[Algorithm] | None, find: Find, model: Model | None) -> Agent:
+    """Build an agent from the description of its factories; `model` is None if the run is trusted."""
+    if model is not None:
+        check_size(description)
     parts = {name: mapping(part) for name, part in mapping(description).items()}
-    train_envs = _environments(parts["train_envs_factory"], find, trust=trust)
     of_tests = parts.get("test_envs_factory")
+    train_envs = _environments(parts["train_envs_factory"], find, model, is_played=of_tests is None)
     spaces = spaces_of(train_envs)
 
     def of_algorithm(part: Described) -> Described:
@@ -115,7 +128,7 @@ def _built(description: object, algorithm: type[Algorithm] | None, find: Find, *
         factory_from_json(_of_policies(parts["algo_factory"], of_algorithm), find, spaces),
         factory_from_json(_of_policies(parts["actor_factory"], of_actor), find, spaces),
         factory_from_json(parts["storage_factory"], find, spaces), train_envs,
-        train_envs if of_tests is None else _environments(of_tests, find, trust=trust))
+        train_envs if of_tests is None else _environments(of_tests, find, model, is_played=True))
 
 
 def _of_policies(part: Described, change: Callable[[Described], Described]) -> Described:
@@ -138,41 +151,51 @@ def _can_be_built(option: object, find: Find) -> bool:
         return False
 
 
-def _environments(description: Described, find: Find, *, trust: bool) -> EnvFactory:
-    """Build a factory of environments; to find their spaces, one environment is built and closed."""
+def _environments(description: Described, find: Find, model: Model | None, *, is_played: bool) -> EnvFactory:
+    """Build a factory of environments; to find their spaces, one environment is built and closed.
+
+    Options that matter only for training are left out: the directory of monitor files, in which a reader must write
+    nothing, and a function of rewards that cannot be built.
+    """
     cls = part_of(description, find)
     if not issubclass(cls, VecEnv):
         raise CheckpointError(f"{description[FACTORY]} is not a class of environments")
-    options: dict[str, OptionValue] = options_of(description, find)
-    if not trust:
-        _check_environment(options["env_fn"])
+    described = {name: option for name, option in mapping(description["options"]).items()
+                 if name != "log_dir" and (name != "reward_transform" or _can_be_built(option, find))}
+    if model is not None:
+        _check_id(described["env_fn"])
+        check_environment(described, model, is_played=is_played)
+    options: dict[str, OptionValue] = options_of({"options": described}, find)
     if "agents" in options:
         agents = options.pop("agents").items()
         options["policy_of"] = {agent: policy for policy, names in agents for agent in names}
     return cls.create_factory(**options)
 
 
-def _check_environment(env: object) -> None:
+def _check_id(env: object) -> None:
     """Refuse an environment id if Gymnasium or PettingZoo would import a module that belongs to no installed package.
-
-    Modules that this process has already imported, and modules of installed packages, are accepted. Any other module,
-    for example in the working directory, is refused, because importing it would execute its code.
 
     Raises:
         CheckpointError: The module is neither imported nor part of an installed package.
     """
-    if not isinstance(env, str) or not (":" in env or names_module(env)):
-        return
-    module = env.partition(":")[0]
-    if module in sys.modules:
-        return
-    try:
-        spec = importlib.util.find_spec(module.partition(".")[0])  # a dotted name would import the package
-    except ValueError:
-        spec = None
-    folders = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
-    found = [*(spec.submodule_search_locations or ()), spec.origin] if spec is not None else []
-    places = [Path(place).resolve() for place in found if place is not None]
-    if not all(any(folder in place.parents for folder in folders) for place in places):
-        raise CheckpointError(f"the environment {env!r} is code in the module {module!r}, which this process has not "
-                              "imported and which belongs to no installed package")
+    if isinstance(env, str) and (problem := problem_of_id(env, Trust.INSTALLED)):
+        raise CheckpointError(problem)
+
+
+def problem_of_id(env: str, trust: Trust) -> str | None:
+    """Return the error message for an environment id whose module must not be imported; None for any other id."""
+    if (":" in env or names_module(env)) and not may_import(env.partition(":")[0], trust):
+        return refusal(env)
+    return None
+
+
+def _import_registered(agent: object) -> None:
+    """Import the class of an environment that this program has registered with Gymnasium, if it is a local module.
+
+    Gymnasium would import it later, when the working directory is off Python's path.
+    """
+    for part in mapping(agent).values():
+        env = mapping(mapping(part)["options"]).get("env_fn")
+        entry_point = getattr(gym.registry.get(str(env)), "entry_point", None)
+        if isinstance(entry_point, str) and not is_installed(module := entry_point.partition(":")[0]):
+            import_module(module, str(env))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -24,7 +25,7 @@ from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import CheckpointError, ConfigError, Problem, WeightsError
 from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
-from pytorchrl.files.tensors import MODEL_FORMAT, acting_state_of, read_sealed, save
+from pytorchrl.files.tensors import MODEL_FORMAT, acting_tensors_of, check_finite, read_sealed, save
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
@@ -35,13 +36,12 @@ from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
 from pytorchrl.training.composition import Composition, EnvSource, compose_parts
+from pytorchrl.training.strangers import BoundedTensors
 
 # Options that are not written to `run.json`, because callbacks are code.
 _OF_CALLBACKS = ("callbacks", "on_callback_error", "callback_timeout_s")
-# The largest accepted size of a model file, in bytes, is the size of the tensors that the agent expects, times
-# `_MODEL_FACTOR` (the file may have tensors of another precision), plus `_MODEL_BYTES`.
-_MODEL_FACTOR = 2
-_MODEL_BYTES = 1 << 20
+# The largest size of the model of a run that is not trusted, in bytes.
+_LARGEST_MODEL = 4 << 30
 
 if TYPE_CHECKING:
     from pytorchrl.export import Exported, Exporter
@@ -170,8 +170,9 @@ def load(
         algorithm: Class of the algorithm, or "module:Class", which is then imported. None: the algorithm that the run
             names, which must be in this package or already imported by this process.
         trust: Whether to import, and thereby execute, code that the run names, such as the function that makes its
-            environments. If not, only classes that this process has already imported are used. Set it only for runs
-            whose author you trust.
+            environments. If not, only classes that this process has already imported are used, nothing is imported
+            from the working directory, and sizes in `run.json` are limited by the size of the model. Set it only for
+            runs whose author you trust.
 
     Raises:
         CheckpointError: There is no run or no such model, the files cannot be read, or the run needs code that is not
@@ -179,24 +180,26 @@ def load(
         ConfigError: `algorithm` is not an algorithm.
     """
     run_dir = Path(run_dir).expanduser()
-    agent, seed = recipes.read(run_dir, algorithm, trust=trust)
     path = run_dir / f"{model}.pt"
+    name = f"model {str(path)!r}"
+    run = recipes.read(run_dir)
+    state = acting_tensors_of(read_sealed(path, "model", None if trust else _LARGEST_MODEL), name)
+    with contextlib.nullcontext() if trust else BoundedTensors(state):
+        agent = recipes.build(run, run_dir, algorithm, trust=trust, model=state)
+        try:
+            acting = agent.algo_factory(device="cpu", actor=agent.actor_factory(device="cpu", seed=0), seed=0)
+        except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
+            # If memory is lacking, torch may append a C++ stack trace to the message. Keep only the first line.
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
+                                  f"{type(error).__name__}: {reason}") from error
     try:
-        algorithm_for_acting = agent.algo_factory(device="cpu", actor=agent.actor_factory(device="cpu", seed=0), seed=0)
-    except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
-        # If memory is lacking, torch may append a C++ stack trace to the message. Keep only the first line.
-        reason = str(error).partition("\n")[0]
-        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "
-                              f"{type(error).__name__}: {reason}") from error
-    expected = algorithm_for_acting.acting_state().values()
-    largest = _MODEL_FACTOR * sum(tensor.nbytes for tensor in expected) + _MODEL_BYTES
-    state = acting_state_of(read_sealed(path, "model", largest), f"model {str(path)!r}")
-    try:
-        algorithm_for_acting.load_acting_state(state)
+        acting.load_acting_state(state)
     except WeightsError as error:
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
-    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=run_dir)
+    check_finite(state, name)
+    return TrainedAgent(agent=agent, acting_state=state, seed=check_seed(run["seed"]), log_dir=run_dir)
 
 
 class TrainedAgent:

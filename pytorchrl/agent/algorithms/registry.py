@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -18,11 +17,11 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.options import check_declaration
 from pytorchrl.agent.storages import Storage
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.code import Trust, find_code, is_reference
 
 A = TypeVar("A", bound=type[Algorithm])
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,12 @@ def registered() -> Mapping[str, Registration]:
     return MappingProxyType(dict(sorted(_by_name.items())))
 
 
-def registration_of(algorithm: str | type[Algorithm]) -> Registration:
+def registration_of(algorithm: str | type[Algorithm], trust: Trust = Trust.ALL) -> Registration:
     """Return the registration of an algorithm.
 
     Args:
-        algorithm: A registered name, a class, or "module:Class"; in the last case, the module is imported.
+        algorithm: A registered name, a class, or "module:Class".
+        trust: The modules that may be imported to find "module:Class".
 
     Raises:
         ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its base
@@ -128,16 +128,11 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
         if algorithm in _by_name:
             return _by_name[algorithm]
         if is_reference(algorithm):
-            return _of_class(_import(algorithm))
+            return _of_class(find_code(algorithm, trust))
     near = difflib.get_close_matches(str(algorithm).lower(), _by_name, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"algorithm must be one of {list(registered())}, a class or 'module:Class', got "
                       f"{algorithm!r}{hint}")
-
-
-def is_reference(text: str) -> bool:
-    """Return whether a text has the form `module:Class`."""
-    return _REFERENCE.fullmatch(text) is not None
 
 
 def reference_to(cls: type) -> str:
@@ -145,9 +140,9 @@ def reference_to(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _of_class(cls: type) -> Registration:
+def _of_class(cls: object) -> Registration:
     """Return the registration of a class or, if there is none, a copy of the nearest base class's registration."""
-    if not issubclass(cls, Algorithm):
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise ConfigError(f"algorithm must be a class that derives from Algorithm, got {cls!r}")
     by_class = {registration.algorithm: registration for registration in _by_name.values()}
     found = next((by_class[base] for base in cls.__mro__ if base in by_class), None)
@@ -157,25 +152,6 @@ def _of_class(cls: type) -> Registration:
                           'abstract method')
     check_declaration(cls)
     return dataclasses.replace(found, algorithm=cls)
-
-
-def _import(reference: str) -> type:
-    module_name, _, qualname = reference.partition(":")
-    try:
-        found: object = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"the module of algorithm {reference!r} cannot be imported ({error}); run from the folder "
-                          "that contains the module, or add that folder to PYTHONPATH") from error
-    except Exception as error:
-        raise ConfigError(
-            f"importing the module of algorithm {reference!r} raised {type(error).__name__}: {error}") from error
-    for name in qualname.split("."):
-        found = getattr(found, name, None)
-    if not isinstance(found, type):
-        own = [cls.__qualname__ for cls in subclasses(Algorithm) if cls.__module__ == module_name]
-        raise ConfigError(f"module {module_name!r} has no class {qualname!r}; its algorithms: "
-                          f"{', '.join(own) or 'none'}")
-    return found
 
 
 def subclasses(cls: type) -> list[type]:

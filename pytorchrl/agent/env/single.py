@@ -22,6 +22,7 @@ from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
+from pytorchrl.support.code import import_module
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 # For each namespace: the module that registers its ids, and the extra that installs this module.
@@ -68,7 +69,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     name = env_id
     if ":" in name:
         module, name = name.split(":", 1)
-        _import(module, f"the id {env_id!r}", None)
+        import_module(module, env_id)
     namespace = name.split("/", 1)[0] if "/" in name else None
     if namespace in _NAMESPACES and name not in gym.registry:
         module, extra = _NAMESPACES[namespace]
@@ -179,7 +180,7 @@ def _import(module: str, need: str, extra: str | None) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as failure:
-        fix = install_hint(extra) if extra else f"install the package that contains {module}"
+        fix = install_hint(extra) if extra else "install its package"
         raise ConfigError(f"{need} needs {module}, which is not installed: {fix}") from failure
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import importlib
 import math
 import os
 import sys
@@ -34,7 +33,8 @@ from pytorchrl.agent.algorithms.registry import subclasses
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
-from pytorchrl.errors import CheckpointError
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.support.code import Trust, find_code
 from pytorchrl.support.untyped import Json, UserPart
 
 Find = Callable[[str], object]
@@ -46,7 +46,15 @@ CODE, FACTORY, FLOAT = "__code__", "__factory__", "__float__"
 _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _OTHER = (
     "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__other__")
 _SPECIAL = (CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, FLOAT, _OTHER)
-_BASES: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper)
+KINDS: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper, gym.vector.VectorEnv)
+"""The base classes of the code that a file may name without trust."""
+# Wrappers that a file may give arguments without trust, because they neither write files nor open windows.
+_HARMLESS_WRAPPERS = frozenset((
+    "AddWhiteNoise", "AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation", "DiscretizeAction",
+    "DiscretizeObservation", "DtypeObservation", "FilterObservation", "FlattenObservation", "FrameStackObservation",
+    "GrayscaleObservation", "MaxAndSkipObservation", "NormalizeObservation", "NormalizeReward", "ObstructView",
+    "RepeatAction", "RescaleAction", "RescaleObservation", "ReshapeObservation", "ResizeObservation", "StickyAction",
+    "TimeAwareObservation", "TimeLimit"))
 
 
 def to_json(
@@ -158,6 +166,8 @@ def _special(key: str, content: object, find: Find | None, spaces: Spaces | None
     if key == _MAPPING:
         return dict(given)
     function, arguments, named = given
+    if find is not find_by_import:
+        check_arguments(function)
     return functools.partial(function, *arguments, **named)
 
 
@@ -237,25 +247,45 @@ def _place(value: object, spaces: Spaces) -> list[str]:
     return []
 
 
+def find_part(reference: str, trust: Trust, *more: type) -> object:
+    """Return the class or function that a file names.
+
+    Unless everything is trusted, this is a class that derives from one of `KINDS` or `more`. Other code, such as
+    `os.system`, would execute what the file passes to it.
+
+    Raises:
+        ConfigError: There is no such class, or its module must not be imported.
+    """
+    if trust is Trust.ALL:
+        return find_code(reference, trust)
+    kinds = (*KINDS, *more)
+    found = next((cls for base in kinds for cls in subclasses(base) if reference in _references(cls)), None)
+    module, _, name = reference.partition(":")
+    if found is None and module in sys.modules:
+        found = vars(sys.modules[module]).get(name)  # not `getattr`, which can execute code of the module
+    elif found is None and trust is Trust.INSTALLED:
+        found = find_code(reference, trust)
+    if isinstance(found, type) and issubclass(found, kinds):
+        return found
+    raise ConfigError(f"{reference} is a function, or a class that this process has not imported, or no part of an "
+                      "agent")
+
+
+def check_arguments(cls: object) -> None:
+    """Raise `CheckpointError` if a file must not give arguments to a class, which could write files with them."""
+    is_wrapper = isinstance(cls, type) and issubclass(cls, gym.Wrapper)
+    is_known = is_wrapper and cls.__module__.startswith("gymnasium.wrappers.") and cls.__name__ in _HARMLESS_WRAPPERS
+    if not is_known and (is_wrapper or not (isinstance(cls, type) and issubclass(cls, KINDS))):
+        raise CheckpointError(f"{reference(cls)} with arguments of the file could write other files")
+
+
 def find_imported(reference: str) -> object:
     """Return the imported class to which `reference` refers: a network, optimizer, environment, wrapper or agent part.
-
-    The function only compares `reference` with the names of imported classes. Looking `reference` up in a module could
-    execute the module's code, and could find functions such as `os.system`.
 
     Raises:
         CheckpointError: There is no such class.
     """
-    for base in _BASES:
-        for cls in subclasses(base):
-            if reference in _references(cls):
-                return cls
-    raise CheckpointError(f"{reference} is a function, or a class that this process has not imported")
-
-
-def _references(cls: type) -> tuple[str, str]:
-    """Return two references to a class. For a class of the running script, they differ: `__main__:C` and `script:C`."""
-    return f"{cls.__module__}:{cls.__qualname__}", reference(cls)
+    return _found(reference, Trust.READ)
 
 
 def find_by_import(reference: str) -> object:
@@ -264,12 +294,16 @@ def find_by_import(reference: str) -> object:
     Raises:
         CheckpointError: The module cannot be imported, or has no such name.
     """
-    module, _, name = reference.partition(":")
-    if "<" in name:
-        raise CheckpointError(f"{reference} was defined inside a function, so it cannot be imported; define it at the "
-                              "top of a module")
+    return _found(reference, Trust.ALL)
+
+
+def _found(reference: str, trust: Trust) -> object:
     try:
-        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except Exception as error:
-        raise CheckpointError(f"{reference} cannot be imported ({type(error).__name__}: {error}); run from the folder "
-                              "that contains the module, or add that folder to PYTHONPATH") from error
+        return find_part(reference, trust)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _references(cls: type) -> tuple[str, str]:
+    """Return two references to a class. For a class of the running script, they differ: `__main__:C` and `script:C`."""
+    return f"{cls.__module__}:{cls.__qualname__}", reference(cls)

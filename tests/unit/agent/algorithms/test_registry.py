@@ -83,8 +83,8 @@ def test_wrong_registrations_are_refused(name, cls, message):
     ("no_such_module:Own",
      r"cannot be imported \(No module named 'no_such_module'\); run from the folder that contains the module"),
     ("json:JSONDecoder", "a class that derives from Algorithm, got .*JSONDecoder"),
-    ("pytorchrl:Own", "module 'pytorchrl' has no class 'Own'; its algorithms: none"),
-    ("pytorchrl.agent.algorithms.ddpg:TD4", "no class 'TD4'; its algorithms: .*TD3"),
+    ("pytorchrl:Own", "module 'pytorchrl' has no class or function 'Own'; it defines: none"),
+    ("pytorchrl.agent.algorithms.ddpg:TD4", "no class or function 'TD4'; it defines: .*TD3"),
 ])
 def test_unknown_algorithms_are_refused_with_the_known_names(given, message):
     with pytest.raises(ConfigError, match=message):
