@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from pytorchrl.errors import ConfigError
 
-FORMS = "linear:START:END[:STEPS], cosine or exponential in place of linear, or piecewise:STEP:VALUE:STEP:VALUE..."
+FORMS = ("linear:START:END[:STEPS], cosine or exponential in place of linear, piecewise:STEP:VALUE:STEP:VALUE..., or "
+         "the MODULE:NAME of a function")
 """Formats of a schedule on the command line, which also accepts a Python call such as `linear(1e-3, 0)`."""
 _NUM_SAMPLES = 101
 """Number of values of `progress_remaining` for which a function is tested when its schedule is created."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from pytorchrl.cli.output import show, show_stderr
+from pytorchrl.support.code import local_imports_off
 from pytorchrl.support.tracebacks import (
     as_error,
     brief_errors,
@@ -99,7 +100,8 @@ def _run(arguments: list[str]) -> int:
         show_stderr(_USAGE, f"pytorchrl: error: no command {command!r}{hint}")
         return 2
     module = importlib.import_module(f"pytorchrl.cli.{command}")
-    return int(module.run(arguments[1:]))
+    with local_imports_off():
+        return int(module.run(arguments[1:]))
 
 
 def _report(error: BaseException, *, debug: bool) -> int:

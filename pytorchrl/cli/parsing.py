@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from pytorchrl.agent.names import Known, suggestion
-from pytorchrl.agent.option_values.text import form_of, parse, to_text
+from pytorchrl.agent.option_values.text import CODE_FORM, form_of, parse, takes_code, to_text
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.terminal import printable
 from pytorchrl.support.untyped import Forwarded
@@ -26,7 +26,7 @@ _COMMON = frozenset((
     "clip_param", "max_grad_norm", "start_steps", "update_every", "num_updates", "polyak", "epsilon_steps",
     "num_steps", "gae_lambda", "replay_size", "prioritized", "n_step", "length", "burn_in",
     "feature_extractor", "hidden_sizes", "recurrent_net", "normalize_obs", "normalize_reward", "checkpoint",
-    "num_envs", "frame_stack", "max_episode_steps", "env_kwargs", "policies",
+    "num_envs", "wrappers", "callbacks", "frame_stack", "max_episode_steps", "env_kwargs", "policies",
     "preset", "num_col_workers", "col_communication", "max_policy_lag", "num_replay_workers", "num_grad_workers",
     "grad_communication", "distribute_gradients", "train_batch_size", "updates_per_step", "runtime", "device", "seed",
     "on_worker_failure"))
@@ -93,7 +93,7 @@ def titles() -> dict[str, str]:
 def add_option_flags(
     parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, object], *, show_all: bool,
 ) -> None:
-    """Add a flag for each option whose value can be written as text; a flag that is not given sets no attribute.
+    """Add a flag for each option; a flag that is not given sets no attribute.
 
     Args:
         parser: The parser.
@@ -103,8 +103,6 @@ def add_option_flags(
     """
     groups = {group: parser.add_argument_group(title) for group, title in titles().items()}
     for name, spec in specs.items():
-        if not form_of(spec.hint):
-            continue
         flag, group = flag_of(name), groups[spec.group]
         origin: object = typing.get_origin(spec.hint)
         text = f"{spec.help.rstrip('.')} [{to_text(preset.get(name, spec.default))}]".replace("%", "%%")
@@ -115,7 +113,7 @@ def add_option_flags(
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        elif origin is tuple:
+        elif origin is tuple and not takes_code(spec.hint):
             first, *_ = values_of(spec).split(",")
             group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": (values_of(spec), first)})
         else:
@@ -132,8 +130,9 @@ def values_of(spec: OptionSpec) -> str:
     if spec.choices is None:
         return form_of(spec.hint)
     # The text "none" is left out here, because it is one of the choices if None is allowed.
-    others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]
-    return "|".join(dict.fromkeys([*others, *map(to_text, spec.choices)]))
+    others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none", CODE_FORM)]
+    own = [CODE_FORM] if takes_code(spec.hint) else []
+    return "|".join(dict.fromkeys([*others, *map(to_text, spec.choices), *own]))
 
 
 def flag_of(name: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.files.run_directory import MODEL_NAME
+from pytorchrl.support.code import make_importable
 from pytorchrl.training.training import TrainedAgent, load
 
 
@@ -42,12 +41,6 @@ def add_agent_flags(parser: Parser) -> None:
                         help="class of the run's algorithm, to import if it is your own")
     parser.add_argument("--trust", action="store_true",
                         help="import and execute code that the run names, such as a function that builds environments")
-
-
-def make_importable() -> None:
-    """Add the current directory to Python's path, as `python -m` does, so that modules in it can be imported."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
 
 
 def load_agent(given: argparse.Namespace) -> TrainedAgent:

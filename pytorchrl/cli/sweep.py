@@ -41,7 +41,7 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
         raise ConfigError("a sweep skips finished runs and resumes the others, so it accepts neither overwrite nor "
                           "resume; use another log_dir for new runs")
     base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY).expanduser()
-    places = [base / name for name in _names(given.algorithm, given.env, runs)]
+    places = [base / name for name in _names(given.algorithm, str(given.env), runs)]
     for number, (own, place) in enumerate(zip(runs, places, strict=True), start=1):
         done = finished(place)
         show_stderr(f"run {number} of {len(runs)}: {place}{' (finished earlier)' if done else ''}")

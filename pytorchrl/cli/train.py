@@ -9,25 +9,27 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.algorithms.registry import registered, registration_of
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli import sweep
-from pytorchrl.cli.output import show
+from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.cli.parsing import Parser, add_option_flags
-from pytorchrl.cli.saved_agent import make_importable
+from pytorchrl.cli.saved_agent import count
 from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.learner.learner import Learner
 from pytorchrl.learner.reporting import by_policy, to_json
-from pytorchrl.training.composition import known_names, option_specs
-from pytorchrl.training.configuration import ConfigFile, check_algorithm, save_config
+from pytorchrl.support.code import Code, Trust, is_reference, make_importable, may_import
+from pytorchrl.training.composition import known_names
+from pytorchrl.training.configuration import MOST_RUNS, ConfigFile, save_config, specs_of
 from pytorchrl.training.presets import preset
 from pytorchrl.training.training import make_learner, named_settings
 
 # These arguments belong to the command itself. All other arguments are options of the function `train`.
-_OWN = ("algorithm", "env", "json", "debug", "watch", "config", "save_config", "dry_run", "sweep")
-_WITHOUT_VALUE = ("--json", "--debug", "--watch", "--help", "--help-all", "--dry-run")
+_OWN = ("algorithm", "env", "json", "debug", "watch", "config", "trust", "save_config", "dry_run", "max_runs", "sweep")
+_WITHOUT_VALUE = ("--json", "--debug", "--watch", "--help", "--help-all", "--dry-run", "--trust")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,10 +37,14 @@ def run(arguments: Sequence[str]) -> int:
     given = parse("train", "Train", arguments, _add_flags)
     if given.save_config is not None:
         options = options_of(given)
-        defaults = preset(registration_of(given.algorithm).name, given.env, options)
+        name = registration_of(given.algorithm, Trust.READ if given.dry_run else Trust.ALL).name
+        defaults = preset(name, given.env, options)
         save_config(given.save_config, given.algorithm, given.env, {**defaults, **options})
     if given.sweep is not None:
         return sweep.run(given, given.sweep, train_once)
+    if given.dry_run:
+        show_stderr(f"run 1 of 1: {vars(given).get('log_dir') or 'without a log_dir, so nothing is saved'}")
+        return 0
     return train_once(given)
 
 
@@ -64,7 +70,10 @@ def _add_flags(parser: Parser) -> None:
                         help="show the worker tree live instead of the progress line (see `pytorchrl watch`)")
     parser.add_argument("--save-config", metavar="FILE",
                         help="write all options of this run, including those of the preset, to a TOML file")
-    parser.add_argument("--dry-run", action="store_true", help="list the runs of a sweep, and start none")
+    parser.add_argument("--dry-run", action="store_true",
+                        help="check the options and list the runs; import nothing that a file names, and start nothing")
+    parser.add_argument("--max-runs", type=count, default=MOST_RUNS, metavar="INT",
+                        help=f"largest number of runs of a sweep [{MOST_RUNS}]")
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
@@ -139,7 +148,8 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     """
     names = list(registered())
     usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
-    config = ConfigFile(path) if (path := _given(arguments, "--config")) else None
+    trust, is_dry = Trust.ALL if "--trust" in arguments else Trust.INSTALLED, "--dry-run" in arguments
+    config = ConfigFile(path, trust) if (path := _given(arguments, "--config")) else None
     algorithm = _algorithm_in(arguments)
     is_in_file = algorithm is None and config is not None and config.algorithm is not None
     if is_in_file and config is not None:
@@ -156,12 +166,12 @@ def parse(command: str, verb: str, arguments: Sequence[str],
         parser.error(f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS"
                      + (f", got {word!r}" if word else "")
                      + (f"; did you mean {near[0]!r}?" if near else ""))
-    if is_reference(algorithm):
+    if trust is Trust.ALL or (is_reference(algorithm) and not is_in_file):
         make_importable()
-    if config is not None:
-        check_algorithm(config)
-    stored = {} if config is None else config.options(algorithm)
-    parser = _parser(command, verb, algorithm, _given(arguments, "--env") or (config.env if config else None) or "",
+    own = _class_of(algorithm, config if is_in_file else None, Trust.READ if is_dry else trust)
+    env = config.env if config is not None and not _given(arguments, "--env") else None
+    stored = {} if config is None else config.options(own)
+    parser = _parser(command, verb, (algorithm, own), _given(arguments, "--env") or str(env or ""),
                      _given(arguments, "--preset") or str(stored.get("preset", "")),
                      show_all="--help-all" in arguments)
     add_flags(parser)
@@ -169,13 +179,40 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     others = list(arguments)
     if not is_in_file:
         others.remove(algorithm)
-    if config is not None and config.env is not None and not _given(arguments, "--env"):
-        others += ["--env", config.env]
+    if env is not None:
+        others += ["--env", str(env)]
     given = parser.parse([algorithm, *others])
+    if given.trust and config is None:
+        parser.error("--trust is about the code that a configuration file names, so it needs --config")
+    if _names_code(given.env if env is None else "", *options_of(given).values()):
+        make_importable()
     vars(given).update({name: value for name, value in stored.items() if name not in vars(given)})
-    given.config = config
-    given.sweep = config.runs(algorithm) if config is not None and config.is_sweep else None
+    given.config, given.env = config, given.env if env is None else env
+    most = getattr(given, "max_runs", MOST_RUNS)
+    given.sweep = config.runs(own, most) if config is not None and config.is_sweep else None
     return given
+
+
+def _class_of(algorithm: str, file: ConfigFile | None, trust: Trust) -> type[Algorithm] | None:
+    """Return the class of the algorithm; None in a dry run if the class is not imported.
+
+    Args:
+        algorithm: Name of the algorithm, or "module:Class".
+        file: The file that names the algorithm; None if the user does, whose word is trusted.
+        trust: The modules that may be imported because the file names them.
+    """
+    if file is None:
+        return registration_of(algorithm).algorithm
+    if trust is Trust.READ and is_reference(algorithm) and not may_import(algorithm.partition(":")[0], trust):
+        show_stderr(f"{algorithm} is not imported in a dry run, so its own options are not checked")
+        return None
+    return file.own_algorithm(trust)
+
+
+def _names_code(env: str, *values: object) -> bool:
+    """Return whether an id contains the name of a module, or a value of an option is a `Code` or contains some."""
+    codes = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return ":" in env or "." in env or env.isidentifier() or any(isinstance(item, Code) for item in codes)
 
 
 def _algorithm_in(arguments: Sequence[str]) -> str | None:
@@ -198,24 +235,30 @@ def _given(arguments: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str, *, show_all: bool) -> Parser:
-    registration = registration_of(algorithm)
+def _parser(
+    command: str, verb: str, algorithm: tuple[str, type[Algorithm] | None], env: str, scheme: str, *, show_all: bool,
+) -> Parser:
+    name, own = algorithm
     parser = Parser(
-        prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
-        description=f"{verb} {registration.algorithm.__name__}. "
+        prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} --env ID [flags]",
+        description=f"{verb} {name if own is None else own.__name__}. "
                     f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with "
                     f"the defaults for this environment in brackets. A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 success, 1 error during training, 2 error before training, 130 Ctrl-C, 143 SIGTERM.",
-        known=known_names(algorithm))
-    parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
+        known={} if own is None else known_names(own))
+    parser.add_argument("algorithm", choices=[name], help=argparse.SUPPRESS)
     parser.add_argument("--env", required=True, metavar="ID",
-                        help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for several agents, the module of a "
-                             "PettingZoo environment, e.g. mpe2.simple_spread_v3")
+                        help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; your own: MODULE:ID, or the MODULE:NAME "
+                             "of a class or function; for several agents, the module of a PettingZoo environment, e.g. "
+                             "mpe2.simple_spread_v3")
     parser.add_argument("--config", metavar="FILE",
                         help="TOML file with options, or the run.json of an earlier run; flags override its options")
+    parser.add_argument("--trust", action="store_true",
+                        help="import all code that the file of --config names: also functions, and modules of the "
+                             "working directory (else only parts of installed packages)")
     parser.add_argument("--help-all", action="help", help="show all flags instead of the common flags only, and exit")
     parser.add_argument("--json", action="store_true", help="print the run's figures as JSON, in the last line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)},
-                     show_all=show_all)
+    defaults = preset("" if own is None else registration_of(own).name, env)
+    add_option_flags(parser, specs_of(own), {**named_settings(scheme), **defaults}, show_all=show_all)
     return parser

@@ -145,8 +145,8 @@ def import_module(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{name} cannot be imported ({error}); run from the folder that contains the module, add that "
-                          "folder to PYTHONPATH, or install its package") from error
+        raise ConfigError(f"{name} cannot be imported ({error}); run from the folder that contains the module, or add "
+                          "that folder to PYTHONPATH, or install the module's package") from error
     except Exception as error:
         raise ConfigError(f"importing the module of {name!r} raised {type(error).__name__}: {error}") from error
 
@@ -179,7 +179,7 @@ def _site_folders() -> list[Path]:
 
 @functools.cache
 def _editable(folders: tuple[Path, ...]) -> frozenset[str]:
-    """Return the modules of packages that are installed from their source folders (`pip install -e`)."""
+    """Return the modules of packages that are installed from their source folders (editable installs)."""
     found: set[str] = set()
     for distribution in importlib.metadata.distributions(path=list(map(str, folders))):
         if '"editable": true' in (distribution.read_text("direct_url.json") or ""):

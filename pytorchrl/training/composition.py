@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import gymnasium as gym
+
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
@@ -24,13 +26,17 @@ from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.names import Known, meaning, refuse_unknown
+from pytorchrl.agent.option_values.descriptions import check_arguments, find_part
+from pytorchrl.agent.option_values.text import takes_code
 from pytorchrl.agent.options import Factory, options_class
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
-from pytorchrl.errors import ConfigError
+from pytorchrl.callbacks.base import Callback
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
+from pytorchrl.support.code import Code, Trust, as_code, import_module, may_import, refusal
 from pytorchrl.support.problems import Problems, problems_in
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training import presets
@@ -38,8 +44,8 @@ from pytorchrl.training import presets
 if TYPE_CHECKING:
     pass
 
-EnvSource = str | Callable[..., object]
-"""The argument `env` of `train`: an id, or a function that makes one environment."""
+EnvSource = str | Code | Callable[..., object]
+"""The argument `env` of `train`: an id, or a function that makes one environment, or its name."""
 
 # Options that are renamed in `train`: for each part, a mapping from the name in the part to the name in `train`.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
@@ -204,6 +210,64 @@ class Composition:
     problems: Problems
 
 
+def with_code(
+    algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
+) -> tuple[str | Callable[..., object], dict[str, OptionValue]]:
+    """Return the environment and the options with the code that they name, which is imported.
+
+    Raises:
+        ConfigError: Code must not or cannot be imported, or is of the wrong kind; the message names the option.
+    """
+    specs, found = option_specs(algorithm), dict[str, OptionValue](options)
+    for name, value in options.items():
+        if name not in specs or not takes_code(specs[name].hint):
+            continue
+        try:
+            found[name] = (tuple(_imported(item, name) for item in value) if isinstance(value, tuple | list)
+                           else _imported(value, name))
+        except (CheckpointError, ConfigError) as error:
+            raise ConfigError(f"{name}: {error}") from error
+    return _environment(env), found
+
+
+def _imported(value: object, option: str) -> object:
+    """Return the code that a value of an option names; return any other value unchanged."""
+    code = as_code(value)
+    if not isinstance(code, Code):
+        return value
+    found = find_part(code.reference, code.trust, Callback)
+    if code.arguments and code.trust is not Trust.ALL:
+        check_arguments(found)
+    if not callable(found):
+        if code.arguments:
+            raise ConfigError(f"{code.reference} takes no arguments, because it is neither a class nor a function")
+        return found
+    if option != "callbacks":
+        return functools.partial(found, **code.arguments) if code.arguments else found
+    try:
+        return found(**code.arguments)
+    except TypeError as error:
+        raise ConfigError(f"{code} cannot be built: {error}") from error
+
+
+def _environment(env: EnvSource) -> str | Callable[..., object]:
+    """Return an environment that is named `module:name`: the id that the module registers, or the code."""
+    code = as_code(env)
+    if not isinstance(code, Code):
+        assert not isinstance(env, Code)
+        return env
+    module, _, name = code.reference.partition(":")
+    if not may_import(module, code.trust):
+        raise ConfigError(refusal(code.reference))
+    import_module(module, code.reference)
+    if name in gym.registry:
+        return code.reference
+    found = find_part(code.reference, code.trust)
+    if not callable(found):
+        raise ConfigError(f"env {code.reference!r} is neither a registered id, a class nor a function, got {found!r}")
+    return found
+
+
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
 ) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
@@ -215,14 +279,14 @@ def compose(
     Raises:
         ConfigError: Options are unknown or wrong; the message lists all problems.
     """
-    composition = compose_parts(algorithm, env, options)
+    composition = compose_parts(algorithm, *with_code(algorithm, env, options))
     composition.problems.raise_all()
     assert composition.agent is not None, "a part that cannot be built is a problem"
     return composition.agent, composition.scheme, composition.learner
 
 
 def compose_parts(
-    algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
+    algorithm: str | type[Algorithm], env: str | Callable[..., object], options: Mapping[str, object],
 ) -> Composition:
     """Complete and divide `options` as `compose` does, but return the problems of options instead of raising them."""
     registration = registration_of(algorithm)
@@ -242,7 +306,8 @@ def compose_parts(
 
 
 def _agent(
-    registration: Registration, env: EnvSource, parts: Mapping[str, dict[str, OptionValue]], problems: Problems,
+    registration: Registration, env: str | Callable[..., object], parts: Mapping[str, dict[str, OptionValue]],
+    problems: Problems,
 ) -> Agent | None:
     """Return the agent, whose wrong options are left out; None if a part cannot be built.
 

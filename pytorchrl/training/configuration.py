@@ -1,8 +1,8 @@
 """Read and write configuration files: the algorithm, the environment and the options of a run, and sweeps over options.
 
 A configuration is a TOML file. Its keys are `algorithm`, `env` and the names of options, as in `train`. Text values are
-written as on the command line. The table `sweep` contains a list of values for each swept option. The `run.json` of a
-run that `train` or the command line has started is a configuration, too.
+written as on the command line. Code is named as "module:name". The table `sweep` contains a list of values for each
+swept option. The `run.json` of a run that `train` or the command line has started is a configuration, too.
 """
 
 from __future__ import annotations
@@ -10,25 +10,32 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pytorchrl.agent.algorithms.registry import registration_of
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.algorithms.registry import registered, registration_of
 from pytorchrl.agent.names import suggestion
-from pytorchrl.agent.option_values.descriptions import FLOAT, code_in, from_json, mapping, to_json
-from pytorchrl.agent.option_values.text import form_of, parse, to_python, to_text
+from pytorchrl.agent.option_values.descriptions import FLOAT, by_name, code_in, from_json, mapping, to_json
+from pytorchrl.agent.option_values.text import form_of, parse, takes_code, to_python, to_text
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import parse_json, put_in_place, read_text
 from pytorchrl.files.run_directory import check_description
+from pytorchrl.support.code import Code, Trust, as_code, is_reference
 from pytorchrl.training.composition import OptionSpec, known_names, option_specs
+from pytorchrl.training.recipes import problem_of_id
 
 SWEEP = "sweep"
 """Name of the table of swept options."""
+MOST_RUNS = 1_000
+"""Largest number of runs of a sweep, unless the caller raises it."""
 _LARGEST_BYTES = 1_000_000
+_LONGEST_NUMBER, _MOST_BITS = 1_000, 64
 _OF_RUN = ("log_dir", "overwrite", "resume")
 """Options that belong to one run, so they are neither saved in a configuration nor read from a `run.json`."""
 
@@ -36,23 +43,29 @@ _OF_RUN = ("log_dir", "overwrite", "resume")
 class ConfigFile:
     """The contents of a configuration file.
 
+    Args:
+        path: A TOML file, or the `run.json` of a run.
+        trust: The modules that `train` may import to find the code that the file names. Reading imports nothing.
+
     Attributes:
         path: Path of the file, for messages.
         algorithm: Name of the algorithm, or "module:Class"; None if the file has none.
-        env: Id of the environment; None if the file has none.
+        env: Id of the environment, or the code that makes one; None if the file has none.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not a configuration, or its environment is code of a module that
+            must not be imported.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read a file.
-
-        Raises:
-            ConfigError: The file cannot be read, or is not a configuration.
-        """
-        self.path = os.fspath(path)
+    def __init__(self, path: str | os.PathLike[str], trust: Trust = Trust.INSTALLED) -> None:
+        self.path, self._trust = os.fspath(path), trust
         text = _text_of(Path(path))
         self._lines = [] if self.path.endswith(".json") else text.split("\n")
         entries = _entries_of_run(self.path, text) if self.path.endswith(".json") else _parsed(self.path, text)
-        self.algorithm, self.env = self._take_text(entries, "algorithm"), self._take_text(entries, "env")
+        self.algorithm, env = self._take_text(entries, "algorithm"), self._take_text(entries, "env")
+        if env is not None and (problem := problem_of_id(env, trust)):
+            raise ConfigError(f"{self.where('env')}: {problem}")
+        self.env = Code(env, {}, trust) if is_reference(env) and env is not None else env
         sweep = entries.pop(SWEEP, {})
         if not isinstance(sweep, dict):
             raise ConfigError(f"{self.where(SWEEP)}: sweep must be a table of lists, got {sweep!r}")
@@ -77,24 +90,42 @@ class ConfigFile:
                 return f"{self.path}, line {number}"
         return self.path
 
-    def options(self, algorithm: str) -> dict[str, object]:
+    def own_algorithm(self, trust: Trust) -> type[Algorithm] | None:
+        """Return the class of the algorithm that the file names; None if the file names none.
+
+        Raises:
+            ConfigError: There is no such algorithm, or `trust` does not allow to import it; the message names the line.
+        """
+        try:
+            return None if self.algorithm is None else registration_of(self.algorithm, trust).algorithm
+        except ConfigError as error:
+            raise ConfigError(f"{self.where('algorithm')}: {error}") from error
+
+    def options(self, algorithm: str | type[Algorithm] | None) -> dict[str, object]:
         """Return the options as arguments of `train`, without the swept options.
+
+        Args:
+            algorithm: The algorithm; None if its options are unknown, because it must not be imported. Options that
+                belong to no other algorithm are then returned as they stand in the file.
 
         Raises:
             ConfigError: An option is unknown, or a value has the wrong type. The message names the line of each error.
         """
-        specs = option_specs(algorithm)
-        self._refuse_unknown(algorithm, specs)
-        return self._values(self._entries, specs)
+        self._refuse_unknown(algorithm)
+        return self._values(self._entries, specs_of(algorithm))
 
-    def runs(self, algorithm: str) -> list[dict[str, object]]:
+    def runs(self, algorithm: str | type[Algorithm] | None, most: int = MOST_RUNS) -> list[dict[str, object]]:
         """Return the swept options of each run, for all combinations of values; without a sweep, one empty mapping.
 
+        Args:
+            algorithm: The algorithm; see `options`.
+            most: Largest number of runs.
+
         Raises:
-            ConfigError: A swept option is unknown, is set outside the sweep too, or has no list of values.
+            ConfigError: A swept option is unknown, is set outside the sweep too, or has no list of values; or there are
+                more than `most` runs.
         """
-        specs = option_specs(algorithm)
-        self._refuse_unknown(algorithm, specs)
+        self._refuse_unknown(algorithm)
         problems = [
             f"{self.where(name, swept=True)}: {name} is set in [sweep] and outside it; remove one of the two"
             for name in self._sweep if name in self._entries]
@@ -102,9 +133,14 @@ class ConfigFile:
             f"{self.where(name, swept=True)}: {name} in [sweep] must be a list of at least one value, got {value!r}"
             for name, value in self._sweep.items() if not isinstance(value, list) or not value]
         _refuse(problems)
-        columns = [
-            [self._values({name: value}, specs, swept=True) for value in values]
-            for name, values in self._sweep.items() if isinstance(values, list)]
+        lists = {name: values for name, values in self._sweep.items() if isinstance(values, list)}
+        if (count := math.prod(map(len, lists.values()))) > most:
+            sizes = " x ".join(str(len(values)) for values in lists.values())
+            raise ConfigError(f"{self.where(SWEEP)}: the sweep has {sizes} = {count:,} runs, but at most {most:,} are "
+                              "made; shorten the lists, or raise max_runs (--max-runs)")
+        specs = specs_of(algorithm)
+        columns = [[self._values({name: value}, specs, swept=True) for value in values]
+                   for name, values in lists.items()]
         return [dict(itertools.chain.from_iterable(choice.items() for choice in combination))
                 for combination in itertools.product(*columns)]
 
@@ -124,8 +160,10 @@ class ConfigFile:
             raise ConfigError(f"{self.where(name)}: {name} must be a string, got {value!r}")
         return value
 
-    def _refuse_unknown(self, algorithm: str, specs: Mapping[str, OptionSpec]) -> None:
-        known = known_names(algorithm)
+    def _refuse_unknown(self, algorithm: str | type[Algorithm] | None) -> None:
+        if algorithm is None:
+            return
+        known, specs = known_names(algorithm), option_specs(algorithm)
         found = [(name, False) for name in self._entries] + [(name, True) for name in self._sweep]
         _refuse(f"{self.where(name, swept=swept)}: there is no option {name!r}{suggestion(name, known)}"
                 for name, swept in found if name not in specs)
@@ -135,58 +173,81 @@ class ConfigFile:
         found, problems = dict[str, object](), []
         for name, raw in entries.items():
             try:
-                found[name] = _value(specs[name], raw)
+                found[name] = _value(specs[name], raw, self._trust) if name in specs else raw
             except ConfigError as error:  # noqa: PERF203 - all problems are reported at once
                 problems.append(f"{self.where(name, swept=swept)}: {name}: {error}")
         _refuse(problems)
         return found
 
 
-def load_config(path: str | os.PathLike[str]) -> dict[str, object]:
+def specs_of(algorithm: str | type[Algorithm] | None) -> Mapping[str, OptionSpec]:
+    """Return the options of `train` with an algorithm; None: the options of all algorithms of this package."""
+    if algorithm is not None:
+        return option_specs(algorithm)
+    return {name: spec for other in registered() for name, spec in option_specs(other).items()}
+
+
+def load_config(path: str | os.PathLike[str], *, trust: bool = False) -> dict[str, object]:
     """Return the contents of a configuration file as arguments of `train`: `train(**load_config("run.toml"))`.
+
+    Nothing is imported. `train` imports the code that the file names.
 
     Args:
         path: A TOML file, or the `run.json` of an earlier run.
+        trust: Whether the file may name any code: functions, and modules that belong to no installed package, for
+            example those in the working directory. An algorithm of your own is then imported at once. Set it only for
+            files whose author you trust.
 
     Raises:
         ConfigError: The file cannot be read, is not a configuration, lacks the algorithm or the environment, contains
-            a wrong option, or describes several runs; for several runs, call `load_sweep`.
+            a wrong option, describes several runs, or names code that needs `trust`. For several runs, call
+            `load_sweep`.
     """
-    runs = load_sweep(path)
+    runs = load_sweep(path, trust=trust)
     if len(runs) > 1:
         raise ConfigError(f"{os.fspath(path)} describes {len(runs)} runs; use load_sweep, which returns all of them")
     return runs[0]
 
 
-def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, object]]:
-    """Return the arguments of `train` for each run of a configuration file; see `load_config`.
+def load_sweep(
+    path: str | os.PathLike[str], *, trust: bool = False, max_runs: int = MOST_RUNS,
+) -> list[dict[str, object]]:
+    """Return the arguments of `train` for each run of a configuration file.
+
+    Args:
+        path: See `load_config`.
+        trust: See `load_config`.
+        max_runs: Largest number of runs; a file with more runs is refused.
 
     Raises:
         ConfigError: The file lacks the algorithm or the environment, or is not valid.
     """
-    file = ConfigFile(path)
+    file = ConfigFile(path, Trust.ALL if trust else Trust.INSTALLED)
     missing = [name for name, value in (("algorithm", file.algorithm), ("env", file.env)) if value is None]
-    if missing or file.algorithm is None:
+    if missing:
         raise ConfigError(f"{file.path} needs {' and '.join(missing)}, such as algorithm = \"ppo\" and "
                           "env = \"CartPole-v1\"")
-    common = {"algorithm": file.algorithm, "env": file.env, **file.options(file.algorithm)}
-    return [{**common, **own} for own in file.runs(file.algorithm)]
+    algorithm = file.own_algorithm(Trust.ALL if trust else Trust.READ)
+    common = {"algorithm": file.algorithm, "env": file.env, **file.options(algorithm)}
+    return [{**common, **own} for own in file.runs(algorithm, max_runs)]
 
 
-def save_config(path: str | os.PathLike[str], algorithm: str, env: str, options: Mapping[str, object]) -> None:
+def save_config(
+    path: str | os.PathLike[str], algorithm: str, env: str | Code, options: Mapping[str, object],
+) -> None:
     """Write arguments of `train` to a file for `load_config`; omit arguments that concern one run, such as `log_dir`.
 
     Args:
         path: The TOML file, which is overwritten.
         algorithm: Name of the algorithm.
         env: Id of the environment.
-        options: Options of `train`.
+        options: Options of `train`. Code is written as "module:name".
 
     Raises:
-        ConfigError: A value cannot be written as text, such as a function, or None in a list; or the file cannot be
-            written.
+        ConfigError: A value cannot be written as text, such as a function without a name, or None in a list; or the
+            file cannot be written.
     """
-    specs, lines = option_specs(algorithm), [f"algorithm = {_quoted(algorithm)}", f"env = {_quoted(env)}"]
+    specs, lines = option_specs(algorithm), [f"algorithm = {_quoted(algorithm)}", f"env = {_quoted(str(env))}"]
     order = list(specs)
     group = None
     for name in sorted(options.keys() - set(_OF_RUN), key=order.index):
@@ -220,6 +281,10 @@ def _parsed(path: str, text: str) -> dict[str, object]:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error or 'it is nested too deeply'}") from error
+    except ValueError as error:  # Python refuses to convert a whole number of thousands of digits
+        long = re.search(rf"[0-9_]{{{_LONGEST_NUMBER},}}", text)
+        line = f", line {text.count(chr(10), 0, long.start()) + 1}" if long else ""
+        raise ConfigError(f"{path}{line}: {error}") from error
 
 
 def _entries_of_run(path: str, text: str) -> dict[str, object]:
@@ -233,23 +298,26 @@ def _entries_of_run(path: str, text: str) -> dict[str, object]:
         raise ConfigError(f"{path} is not the run.json of a run: {error}") from error
     if not recipe:
         raise ConfigError(f"the run of {path} was composed in Python, so its settings are not those of `train`")
+    given = {name: by_name(value) for name, value in given.items()}
     if code := [name for name, value in given.items() if code_in(value)]:
-        raise ConfigError(f"the run of {path} was given code in Python, which a configuration cannot contain: "
-                          f"{', '.join(code)}")
+        raise ConfigError(f"the run of {path} was given code without a name, or inside other values, which a "
+                          f"configuration cannot contain: {', '.join(code)}")
     options = {name: value for name, value in given.items() if name not in _OF_RUN}
     return {**options, "seed": seed, "algorithm": recipe.get("algorithm"), "env": recipe.get("env")}
 
 
-def _value(spec: OptionSpec, raw: object) -> object:
+def _value(spec: OptionSpec, raw: object, trust: Trust) -> object:
     """Convert a value of the file to the type of the option; its range is checked later.
 
     Raises:
-        ConfigError: The value has another type, or values of the option are code.
+        ConfigError: The value has another type, or is a number that no option accepts.
     """
-    if not form_of(spec.hint):
-        raise ConfigError("its values are code, so it can only be given in Python")
     if raw is None or isinstance(raw, bool):
         return raw
+    if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
+        raise ConfigError(f"a whole number may have at most {_MOST_BITS} bits, got one of {raw.bit_length():,} bits")
+    if takes_code(spec.hint) and (code := _code(spec, raw, trust)) is not None:
+        return code
     if isinstance(raw, (int, float, str)):
         return parse(raw if isinstance(raw, str) else repr(raw), spec.hint)
     if isinstance(raw, list):
@@ -264,13 +332,27 @@ def _value(spec: OptionSpec, raw: object) -> object:
     raise ConfigError(f"expected a string, a number, a list or a table, got {raw!r}")
 
 
+def _code(spec: OptionSpec, raw: object, trust: Trust) -> Code | tuple[Code, ...] | None:
+    """Return the code that a value of the file names; None if the value is no name, although the option takes code.
+
+    Raises:
+        ConfigError: The option is a list of code, and the value is not.
+    """
+    is_list = form_of(spec.hint).endswith(",...")
+    items = [as_code(item, trust) for item in (raw if isinstance(raw, list) else [raw])]
+    named = tuple(item for item in items if isinstance(item, Code))
+    if is_list and len(named) < len(items):
+        raise ConfigError(f"expected {form_of(spec.hint)}, such as [\"my_project:name\"], got {raw!r:.100}")
+    return named if is_list else named[0] if named and not isinstance(raw, list) else None
+
+
 def _toml(name: str, value: object) -> str:
     """Return the value of an option as TOML: None and schedules as text of the command line, other values as in JSON.
 
     Raises:
         ConfigError: The value is code, or contains None, which is refused because "none" is a usual text there.
     """
-    described = to_text(value) if value is None else to_json(value, keep_tuples=False)
+    described = to_text(value) if value is None else by_name(to_json(value, keep_tuples=False))
     if code_in(described):
         raise ConfigError(f"{name}={to_python(value)} is code, so it cannot be written to a file")
     return _written(name, to_text(value) if isinstance(value, Schedule) else described)
@@ -294,12 +376,3 @@ def _quoted(value: object) -> str:
 def _refuse(problems: Iterable[str]) -> None:
     if problems := list(problems):
         raise ConfigError("; ".join(problems))
-
-
-def check_algorithm(file: ConfigFile) -> None:
-    """Raise `ConfigError` if the file names an algorithm that does not exist; the message names the line."""
-    if file.algorithm is not None:
-        try:
-            registration_of(file.algorithm)
-        except ConfigError as error:
-            raise ConfigError(f"{file.where('algorithm')}: {error}") from error

@@ -36,7 +36,7 @@ from pytorchrl.envs.lookup import names_module
 from pytorchrl.errors import CheckpointError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import RUN_FILE, check_description, no_run
-from pytorchrl.support.code import Trust, import_module, is_installed, local_imports_off, may_import, refusal
+from pytorchrl.support.code import Code, Trust, import_module, is_installed, local_imports_off, may_import, refusal
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training.strangers import Model, check_environment, check_size
 
@@ -48,9 +48,9 @@ _ACTING = ("noise_std",)
 
 def describe(registration: Registration, env: object, options: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments of `train` as JSON values, or an empty dictionary if the environment is not an id."""
-    if not isinstance(env, str):
+    if not isinstance(env, (str, Code)):
         return {}
-    return {"algorithm": registration.reference, "env": env,
+    return {"algorithm": registration.reference, "env": str(env),
             "options": {name: to_json(value) for name, value in options.items()}}
 
 
@@ -97,14 +97,15 @@ def build(
         with contextlib.nullcontext() if trust else local_imports_off():
             return _built(agent, None if given is None else given.algorithm, find, None if trust else model or {})
     except CheckpointError as error:
-        remedy = "" if trust or "trust=True" in str(error) else (
+        hint = "" if trust or "trust=True" in str(error) else (
             ". load does not import code that a run's files name; import the class first, name your own algorithm "
             "(algorithm='module:Class', `--algorithm module:Class`), or, if you trust the run, pass trust=True "
             "(`--trust` on the command line)")
-        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: {error}{remedy}. "
-                              "Otherwise, build the same actor with checkpoint=<its model.pt>") from error
+        raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: {error}{hint}"
+                              "; otherwise, build the same actor with checkpoint=<its model.pt>") from error
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{str(run_dir / RUN_FILE)!r} does not describe an agent of this version: {error}") from error
+        raise CheckpointError(f"{str(run_dir / RUN_FILE)!r} does not describe an agent of this version: "
+                              f"{error}") from error
 
 
 def _built(description: object, algorithm: type[Algorithm] | None, find: Find, model: Model | None) -> Agent:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorchrl.agent.option_values.descriptions import mapping
 from pytorchrl.errors import CheckpointError
-from pytorchrl.support.untyped import Forwarded, Untyped
 
 _MOST_VALUES = 10_000
 """Largest number of values in the description of an agent."""
@@ -38,7 +37,7 @@ Model = Mapping[str, torch.Tensor]
 """The tensors in `model.pt`, by name."""
 
 
-class BoundedTensors(TorchDispatchMode):
+class BoundedTensors(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch states no types here
     """Within a `with` block, refuse tensors and numbers of operations that do not fit the size of a model.
 
     Raises:
@@ -46,18 +45,18 @@ class BoundedTensors(TorchDispatchMode):
     """
 
     def __init__(self, model: Model) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in model.values()}
         self._left = _SIZE_FACTOR * sum(storages.values()) + _SIZE_BYTES
         self._calls = _CALLS_PER_TENSOR * len(model) + _CALLS
 
     def __torch_dispatch__(
-        self, func: Untyped, types: Sequence[type], args: Sequence[Forwarded] = (),
-        kwargs: Mapping[str, Forwarded] | None = None,
-    ) -> Untyped:
+        self, func: Callable[..., object], types: Sequence[type], args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         """Count the elements of a new tensor before it is allocated, and execute the operation."""
         sizes = [item for item in args if isinstance(item, (list, tuple)) and all(type(size) is int for size in item)]
-        if "empty" in func.__name__ or not any(isinstance(item, torch.Tensor) for item in args):
+        if "empty" in str(func) or not any(isinstance(item, torch.Tensor) for item in args):
             self._left -= 4 * max((math.prod(size) for size in sizes), default=0)
         self._calls -= 1
         if min(self._left, self._calls) < 0:
@@ -92,7 +91,8 @@ def check_environment(options: Mapping[str, object], model: Model, *, is_played:
     num_weights = max((tensor.numel() for tensor in model.values()), default=0)
     limits = {"frame_stack": min(max(num_weights, _FEWEST_FRAMES), _MOST_FRAMES), "max_episode_steps": _MOST_STEPS,
               **({"vec_env_size": _MOST_ENVS} if is_played else {})}
-    demands = [(name, options[name], limit) for name, limit in limits.items() if name in options]
+    demands: list[tuple[str, object, float]] = [
+        (name, options[name], limit) for name, limit in limits.items() if name in options]
     for name in ("env_kwargs", "test_env_kwargs", "wrappers", "env_fn"):
         for key, value in _values(options.get(name), name):
             limit = _MOST_STEPS if "step" in key else math.inf if "seed" in key else _LARGEST_NUMBER

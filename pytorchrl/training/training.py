@@ -35,7 +35,7 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
-from pytorchrl.training.composition import Composition, EnvSource, compose_parts
+from pytorchrl.training.composition import Composition, EnvSource, compose_parts, with_code
 from pytorchrl.training.strangers import BoundedTensors
 
 # Options that are not written to `run.json`, because callbacks are code.
@@ -50,12 +50,13 @@ if TYPE_CHECKING:
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
     """Return a learner that has not started, and its agent; the options are those of `train`."""
     registration = registration_of(algorithm)
+    source, (env, options) = env, with_code(registration.algorithm, env, options)
     scheme, agent, learner_options = _checked(compose_parts(registration.algorithm, env, options))
     log_dir = learner_options.get("log_dir")
     given = {name: value for name, value in options.items() if name not in _OF_CALLBACKS}
     recipe = {}
     if log_dir is not None:
-        recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, given), **given})
+        recipe = recipes.describe(registration, source, {**presets.preset(registration.name, env, given), **given})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
@@ -130,13 +131,15 @@ def train(
     Args:
         algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
             class; or "module:Class".
-        env: A gymnasium id; a class or function that makes one environment; or the name of a module with `parallel_env`
-            (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
+        env: A gymnasium id; a class or function that makes one environment, or its name "module:name"; or the name of a
+            module with `parallel_env` (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several
+            agents.
         target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
         log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
             new directory in it, such as `runs/ppo-CartPole-v1-1`. If it is None, no files are written.
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
-            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
+            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. A class or function may
+            also be given by its name, "module:name", which is then imported. `policies` assigns
             policies to several agents: "shared", "independent", or a mapping or function from agent to policy. If `env`
             is a class or function, `policies` also declares that its environments have several agents.
 

@@ -7,6 +7,7 @@ Numbers, strings, booleans, lists and mappings are their own descriptions. Any o
 | a factory | `{"__factory__": "module:Class", "options": {name: value, ...}}` |
 | a schedule | `{"schedule": [name, number, ...]}` |
 | a class or function | `{"__code__": "module:qualname"}` |
+| a `Code` | `"module:qualname"`, or, with arguments, `{"call": "module:qualname", name: argument, ...}` |
 | a `functools.partial` | `{"__partial__": [function, [argument, ...], {name: argument, ...}]}` |
 | a space of the environments | `{"__space__": ["observation_space"]}` or `["observation_space", policy]` |
 | a tuple in a mapping | `{"__tuple__": [item, ...]}`; a tuple anywhere else is described by a list |
@@ -34,7 +35,7 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.support.code import Trust, find_code
+from pytorchrl.support.code import CALL, Code, Trust, find_code, is_reference
 from pytorchrl.support.untyped import Json, UserPart
 
 Find = Callable[[str], object]
@@ -42,13 +43,15 @@ Find = Callable[[str], object]
 Spaces = Mapping[str, object]
 """The spaces of the training environments, under the keys "observation_space" and "action_space"."""
 
-CODE, FACTORY, FLOAT = "__code__", "__factory__", "__float__"
-_SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _OTHER = (
-    "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__other__")
-_SPECIAL = (CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, FLOAT, _OTHER)
+FACTORY, FLOAT = "__factory__", "__float__"
+_CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _OTHER = (
+    "__code__", "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__other__")
+_SPECIAL = (_CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, FLOAT, _OTHER)
 KINDS: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper, gym.vector.VectorEnv)
 """The base classes of the code that a file may name without trust."""
-# Wrappers that a file may give arguments without trust, because they neither write files nor open windows.
+# Module of the callbacks, and names of the wrappers, that a file may give arguments without trust: they neither write
+# other files nor open windows.
+_HARMLESS_CALLBACKS = "pytorchrl.callbacks.shipped"
 _HARMLESS_WRAPPERS = frozenset((
     "AddWhiteNoise", "AtariPreprocessing", "ClipAction", "ClipReward", "DelayObservation", "DiscretizeAction",
     "DiscretizeObservation", "DtypeObservation", "FilterObservation", "FlattenObservation", "FrameStackObservation",
@@ -78,6 +81,9 @@ def to_json(
     value = _simple(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return {FLOAT: str(value)} if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Code):
+        arguments = {name: described(item) for name, item in value.arguments.items()}
+        return {CALL: value.reference, **arguments} if arguments else value.reference
     if isinstance(value, Schedule):
         return {_SCHEDULE: value.parts()}
     if isinstance(value, (tuple, list)):
@@ -89,7 +95,7 @@ def to_json(
         return {_PARTIAL: [described(value.func), described(value.args, is_inside=is_inside),
                            described(value.keywords)]}
     named = reference(value) if callable(value) else ""
-    return {CODE: named} if named else {_OTHER: repr(value)}
+    return {_CODE: named} if named else {_OTHER: repr(value)}
 
 
 def _mapping(value: Mapping[object, object], described: Callable[[object], object]) -> object:
@@ -147,7 +153,7 @@ def from_json(value: object, find: Find | None = None, spaces: Spaces | None = N
 
 
 def _special(key: str, content: object, find: Find | None, spaces: Spaces | None) -> object:
-    if key == CODE:
+    if key == _CODE:
         return (find or find_imported)(str(content))
     if key == FLOAT:
         return float(str(content))
@@ -205,6 +211,22 @@ def mapping(value: object) -> Mapping[str, object]:
     return value
 
 
+def by_name(described: object) -> object:
+    """Return a description in which classes, functions and partials are named like a `Code`, as a user would write it.
+
+    Code that cannot be named, such as a lambda function, is described as before.
+    """
+    if isinstance(described, list):
+        return list(map(by_name, described))
+    if isinstance(described, dict) and is_reference(described.get(_CODE)):
+        return described[_CODE]
+    if isinstance(described, dict) and _PARTIAL in described:
+        function, arguments, named = described[_PARTIAL]
+        if is_reference(found := by_name(function)) and not arguments and not code_in(named):
+            return {CALL: found, **mapping(named)}
+    return described
+
+
 def code_in(value: object) -> list[str]:
     """Return the values of the keys `__code__` and `__other__` in a description, at any depth.
 
@@ -214,7 +236,7 @@ def code_in(value: object) -> list[str]:
     if isinstance(value, list):
         return [text for item in value for text in code_in(item)]
     if isinstance(value, dict):
-        own = [str(value[key]) for key in (CODE, _OTHER) if key in value]
+        own = [str(value[key]) for key in (_CODE, _OTHER) if key in value]
         return own + [text for item in value.values() for text in code_in(item)]
     return []
 
@@ -259,7 +281,7 @@ def find_part(reference: str, trust: Trust, *more: type) -> object:
     if trust is Trust.ALL:
         return find_code(reference, trust)
     kinds = (*KINDS, *more)
-    found = next((cls for base in kinds for cls in subclasses(base) if reference in _references(cls)), None)
+    found: object = next((cls for base in kinds for cls in subclasses(base) if reference in _references(cls)), None)
     module, _, name = reference.partition(":")
     if found is None and module in sys.modules:
         found = vars(sys.modules[module]).get(name)  # not `getattr`, which can execute code of the module
@@ -273,9 +295,11 @@ def find_part(reference: str, trust: Trust, *more: type) -> object:
 
 def check_arguments(cls: object) -> None:
     """Raise `CheckpointError` if a file must not give arguments to a class, which could write files with them."""
-    is_wrapper = isinstance(cls, type) and issubclass(cls, gym.Wrapper)
-    is_known = is_wrapper and cls.__module__.startswith("gymnasium.wrappers.") and cls.__name__ in _HARMLESS_WRAPPERS
-    if not is_known and (is_wrapper or not (isinstance(cls, type) and issubclass(cls, KINDS))):
+    module, name = getattr(cls, "__module__", ""), getattr(cls, "__name__", "")
+    is_harmless = module == _HARMLESS_CALLBACKS or (
+        module.startswith("gymnasium.wrappers.") and name in _HARMLESS_WRAPPERS)
+    may_write = not (isinstance(cls, type) and issubclass(cls, KINDS)) or issubclass(cls, gym.Wrapper)
+    if may_write and not is_harmless:
         raise CheckpointError(f"{reference(cls)} with arguments of the file could write other files")
 
 

@@ -10,14 +10,19 @@ import re
 import types
 import typing
 from collections.abc import Callable
+from typing import TypeVar
 
 from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.code import CALL, Code, as_code, is_reference
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
 _MAPPINGS = (dict, collections.abc.Mapping)
-_NAMES = {"JSON": "a JSON object like '{\"name\": 1}'", "SCHEDULE": f"a schedule ({FORMS})"}
+CODE_FORM = "MODULE:NAME"
+"""The form of code as text."""
+_NAMES = {"JSON": "a JSON object like '{\"name\": 1}'", "SCHEDULE": f"a schedule ({FORMS})",
+          CODE_FORM: f'code such as my_project:name, or, with arguments, {{"{CALL}": "my_project:name", "size": 3}}'}
 _SCHEDULE = re.compile(r"(?P<name>[a-z]+(?=[:(])|(?=[\[(]))(?P<numbers>[\[(:].*)", re.DOTALL)
 _LONGEST_JSON = 100_000
 _LONGEST_ECHO = 100
@@ -58,13 +63,12 @@ def to_python(value: object) -> str:
 def parse(text: str, hint: object) -> object:
     """Parse text into a value of the type `hint`, which an option declares.
 
+    Code is not imported: the value is a `Code`.
+
     Raises:
-        ConfigError: The text has the wrong form, or values of this type, such as functions, have no form as text. The
-            message states the expected forms.
+        ConfigError: The text has the wrong form; the message states the expected forms.
     """
     readers = _readers(hint)
-    if not readers:
-        raise ConfigError("its values are code, so it can only be given in Python")
     for _, read in readers:
         try:
             return read(text)
@@ -77,10 +81,16 @@ def parse(text: str, hint: object) -> object:
 
 
 def form_of(hint: object) -> str:
-    """Return the form of a value as text, such as `NUMBER|none`; "" if values of the type cannot be written as text."""
+    """Return the form of a value as text, such as `NUMBER|none`."""
     return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
 
 
+def takes_code(hint: object) -> bool:
+    """Return whether values of a type may be code: classes or functions, or a tuple of them."""
+    return any(name in (CODE_FORM, f"{CODE_FORM},...", "SCHEDULE") for name, _ in _readers(hint))
+
+
+T = TypeVar("T")
 _Reader = tuple[str, Callable[[str], object]]
 
 
@@ -110,8 +120,8 @@ def _reader(hint: object) -> list[_Reader]:
     if hint in simple:
         return [simple[hint]]
     if origin is tuple:
-        readers = _readers(arguments[0])
-        return [(f"{readers[0][0]},...", lambda text: _tuple(readers[0][1], text))] if readers else []
+        (form, read), *_ = _readers(arguments[0])
+        return [(f"{form},...", _codes if form == CODE_FORM else lambda text: _tuple(read, text))]
     if origin is typing.Literal:
         return [("|".join(map(str, arguments)), lambda text: _literal(arguments, text))]
     if (origin or hint) in _MAPPINGS:
@@ -120,7 +130,7 @@ def _reader(hint: object) -> list[_Reader]:
         return [("|".join(str(member.value) for member in hint), hint)]
     if isinstance(own := origin or hint, type) and issubclass(own, os.PathLike):
         return [("TEXT", str)]
-    return []
+    return [(CODE_FORM, _code)]
 
 
 def _bool(text: str) -> bool:
@@ -145,8 +155,13 @@ def _int(text: str) -> int:
         return int(number)
 
 
-def _schedule(text: str) -> Schedule:
-    """Parse a schedule: `linear:1e-3:0`, a call such as `linear(1e-3, 0)`, or a list of points in Python's syntax."""
+def _schedule(text: str) -> Schedule | Code:
+    """Parse a schedule: `linear:1e-3:0`, a call such as `linear(1e-3, 0)`, a list of points, or the name of a function.
+
+    Calls and lists have Python's syntax.
+    """
+    if is_reference(text):
+        return Code(text)
     said = _SCHEDULE.fullmatch(text.replace(" ", ""))
     if said is None:
         raise ValueError(text)
@@ -154,8 +169,21 @@ def _schedule(text: str) -> Schedule:
     return schedule_of([name, *filter(None, re.split(r"[\[\](),:]", said["numbers"]))])
 
 
-def _tuple(read: Callable[[str], object], text: str) -> tuple[object, ...]:
+def _tuple(read: Callable[[str], T], text: str) -> tuple[T, ...]:
     return tuple(read(item) for item in text.replace(" ", "").strip("()[]").split(",") if item)
+
+
+def _code(text: str) -> Code:
+    """Parse the name of code, or a JSON object that contains its arguments, too."""
+    value = as_code(_mapping(text) if text.lstrip().startswith("{") else text)
+    if not isinstance(value, Code):
+        raise ValueError(text)
+    return value
+
+
+def _codes(text: str) -> tuple[Code, ...]:
+    """Parse names of code, separated by commas, or one JSON object, as in `_code`."""
+    return (_code(text),) if text.lstrip().startswith("{") else _tuple(_code, text)
 
 
 def _literal(choices: tuple[object, ...], text: str) -> object:

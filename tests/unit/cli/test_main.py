@@ -63,7 +63,7 @@ def test_help_of_train_groups_flags_and_shows_defaults(capsys):
 
 # Flags of the command itself, which are not options of `train`.
 OF_COMMAND = {"--help", "--help-all", "--env", "--json", "--debug", "--watch", "--config", "--save-config",
-              "--dry-run"}
+              "--dry-run", "--max-runs", "--trust"}
 
 
 def flags_in(out):
@@ -112,7 +112,7 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     ([*TRAIN, "--size=5"], "did you mean --num-steps?"),
     ([*TRAIN, "--buffer-size", "5"], "unknown flag '--buffer-size'; in this package, use 'size' of the replay storage"),
     ([*TRAIN, "--confg", "my.toml"], "unknown flag '--confg'; did you mean --config?"),
-    ([*TRAIN, "--wrapper-class=x"], "unknown flag '--wrapper-class=x'; did you mean wrappers in Python ("),
+    ([*TRAIN, "--wrapper-class=x"], "unknown flag '--wrapper-class=x'; did you mean --wrappers ("),
     ([*TRAIN, "--total-timesteps", "5", "--tau=1"],
      "unknown flag '--total-timesteps'; did you mean --target-steps?; unknown flag '--tau=1'; in this package, use "
      "'polyak' of another algorithm ("),
