@@ -11,6 +11,10 @@ games.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import VEC_ENV_SIZE, suite
@@ -27,7 +31,7 @@ def atari_factory(
     *,
     sticky: bool = False,
     end_on_life_loss: bool = True,
-    reward_transform: str | float | None = "sign",
+    reward_transform: str | float | Callable[[np.ndarray], np.ndarray] | None = "sign",
     env_kwargs: EnvKwargs | None = None,
     **options: OptionValue,
 ) -> EnvFactory:

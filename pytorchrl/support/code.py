@@ -36,6 +36,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SITE = ("site-packages", "dist-packages")
 CALL = "call"
 """Key of a table that names code with arguments: `{call = "module:name", size = 3}`."""
+IF_TRUSTED = "if you trust the author of the file, pass trust=True (`--trust` on the command line)"
+"""The end of each error message about a file that needs trust."""
 
 
 class Trust(enum.IntEnum):
@@ -108,9 +110,8 @@ def refusal(name: str) -> str:
         is_here = any(os.path.lexists(place) for place in (top, f"{top}.py"))
         state = " and which " + ("lies in the working directory" if is_here else "belongs to no installed package")
         remedy = "" if is_here else ", or install its package"
-    return (f"{name!r} is code in the module {module!r}, which this process has not imported{state}; if you trust the "
-            f"file that names it, pass trust=True (`--trust` on the command line); otherwise import the module in your "
-            f"program first{remedy}")
+    return (f"{name!r} is code in the module {module!r}, which this process has not imported{state}; import the module "
+            f"in your program first{remedy}, or, {IF_TRUSTED}")
 
 
 def find_code(reference: str, trust: Trust) -> object:

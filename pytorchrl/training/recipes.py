@@ -97,12 +97,10 @@ def build(
         with contextlib.nullcontext() if trust else local_imports_off():
             return _built(agent, None if given is None else given.algorithm, find, None if trust else model or {})
     except CheckpointError as error:
-        hint = "" if trust or "trust=True" in str(error) else (
-            ". load does not import code that a run's files name; import the class first, name your own algorithm "
-            "(algorithm='module:Class', `--algorithm module:Class`), or, if you trust the run, pass trust=True "
-            "(`--trust` on the command line)")
+        hint = "" if trust or "has not imported" not in str(error) else (
+            ". An algorithm of your own can also be named (algorithm='module:Class', `--algorithm module:Class`)")
         raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: {error}{hint}"
-                              "; otherwise, build the same actor with checkpoint=<its model.pt>") from error
+                              ". Otherwise, build the same actor with checkpoint=<its model.pt>") from error
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{str(run_dir / RUN_FILE)!r} does not describe an agent of this version: "
                               f"{error}") from error

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorchrl.agent.option_values.descriptions import mapping
 from pytorchrl.errors import CheckpointError
+from pytorchrl.support.code import IF_TRUSTED
 
 _MOST_VALUES = 10_000
 """Largest number of values in the description of an agent."""
@@ -31,7 +32,6 @@ _LARGEST_FILE = 64 << 20
 _SIZE_FACTOR, _SIZE_BYTES = 16, 64 << 20
 # A layer needs about 15 operations. The model of each policy is a few tensors.
 _CALLS_PER_TENSOR, _CALLS = 500, 20_000
-_TRUSTED = "if you trust the run, pass trust=True (`--trust` on the command line)"
 
 Model = Mapping[str, torch.Tensor]
 """The tensors in `model.pt`, by name."""
@@ -60,7 +60,7 @@ class BoundedTensors(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             self._left -= 4 * max((math.prod(size) for size in sizes), default=0)
         self._calls -= 1
         if min(self._left, self._calls) < 0:
-            raise CheckpointError(f"its networks are much larger than its model; {_TRUSTED}")
+            raise CheckpointError(f"its networks are much larger than its model; {IF_TRUSTED}")
         return func(*args, **(kwargs or {}))
 
 
@@ -72,7 +72,7 @@ def check_size(description: object) -> None:
         items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         left -= len(items)
         if left < 0:
-            raise CheckpointError(f"its description has more than {_MOST_VALUES:,} values; {_TRUSTED}")
+            raise CheckpointError(f"its description has more than {_MOST_VALUES:,} values; {IF_TRUSTED}")
         stack += items
 
 
@@ -102,7 +102,7 @@ def check_environment(options: Mapping[str, object], model: Model, *, is_played:
     for name, value, limit in demands:
         if isinstance(value, int) and abs(value) > limit:
             raise CheckpointError(f"its environments have {name}={value:.3g}, but at most {limit:,} is accepted; "
-                                  f"{_TRUSTED}")
+                                  f"{IF_TRUSTED}")
 
 
 def _values(value: object, key: str) -> Iterator[tuple[str, object]]:
@@ -125,4 +125,4 @@ def _check_file(path: str) -> None:
         return
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)) or found.st_size > _LARGEST_FILE:
         raise CheckpointError(f"its environments read {path!r}, which is not a regular file of at most "
-                              f"{_LARGEST_FILE >> 20} MiB; {_TRUSTED}")
+                              f"{_LARGEST_FILE >> 20} MiB; {IF_TRUSTED}")

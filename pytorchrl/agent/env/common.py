@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.statistics import Monitor
 from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, EnvError
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker, in_file_name
 
@@ -37,9 +38,9 @@ class CommonEnvOptions(Options):
     max_episode_steps: int | None = option(None, help="Number of steps after which an episode is truncated.", low=1)
     wrappers: tuple[OptionValue, ...] = option(  # `EnvWrapper`s, checked below
         (), help="Functions that take and return an environment, applied in order.")
-    reward_transform: str | float | None = option(
-        None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
-        "rewards.")
+    reward_transform: str | float | Callable[[np.ndarray], np.ndarray] | None = option(
+        None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], a factor, or a function that takes "
+        "and returns the rewards of all environments. Statistics use raw rewards.")
     log_dir: str | None = option(
         None, help="Folder in which each worker writes its finished episodes to a CSV file.")
 
@@ -48,7 +49,8 @@ class CommonEnvOptions(Options):
         super().__post_init__()
         transform = self.reward_transform
         if isinstance(transform, str) and transform not in ("sign", "clip"):
-            raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {transform!r}")
+            raise ConfigError(
+                f"reward_transform must be None, 'sign', 'clip', a number or a function, got {transform!r}")
         if isinstance(self.log_dir, str) and not self.log_dir:
             raise ConfigError("log_dir must be a folder or None, got an empty string")
         for name in ("env_kwargs", "test_env_kwargs"):
@@ -86,16 +88,33 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
     return [derive_seed(root, stream, *path, index) >> _SEED_SHIFT for index in range(num_envs)]
 
 
-def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
+def reward_function(
+    transform: str | float | Callable[[np.ndarray], np.ndarray] | None,
+) -> Callable[[np.ndarray], np.ndarray] | None:
     """Return the function that transforms raw rewards (E,) for learning; None if `transform` is None."""
     if transform is None:
         return None
+    if callable(transform):
+        return functools.partial(_transformed, transform)
     if transform == "sign":
         return np.sign
     if transform == "clip":
         return lambda reward: np.clip(reward, -1, 1)
     scale = np.float32(transform)
     return lambda reward: reward * scale
+
+
+def _transformed(transform: Callable[[np.ndarray], np.ndarray], reward: np.ndarray) -> np.ndarray:
+    """Return the result of the user's function for rewards (E,).
+
+    Raises:
+        EnvError: The function returns something else than an array of the same shape.
+    """
+    found = np.asarray(transform(reward.copy()))
+    if found.shape != reward.shape or found.dtype.kind not in "fiub":
+        raise EnvError(f"reward_transform must return numbers of the shape {reward.shape}, one reward for each "
+                       f"environment, got {found.dtype} {found.shape}")
+    return found
 
 
 def open_monitor(

@@ -35,7 +35,7 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.support.code import CALL, Code, Trust, find_code, is_reference
+from pytorchrl.support.code import CALL, IF_TRUSTED, Code, Trust, find_code, is_reference
 from pytorchrl.support.untyped import Json, UserPart
 
 Find = Callable[[str], object]
@@ -290,7 +290,7 @@ def find_part(reference: str, trust: Trust, *more: type) -> object:
     if isinstance(found, type) and issubclass(found, kinds):
         return found
     raise ConfigError(f"{reference} is a function, or a class that this process has not imported, or no part of an "
-                      "agent")
+                      f"agent; {IF_TRUSTED}")
 
 
 def check_arguments(cls: object) -> None:
@@ -300,7 +300,7 @@ def check_arguments(cls: object) -> None:
         module.startswith("gymnasium.wrappers.") and name in _HARMLESS_WRAPPERS)
     may_write = not (isinstance(cls, type) and issubclass(cls, KINDS)) or issubclass(cls, gym.Wrapper)
     if may_write and not is_harmless:
-        raise CheckpointError(f"{reference(cls)} with arguments of the file could write other files")
+        raise CheckpointError(f"{reference(cls)} with arguments of the file could write other files; {IF_TRUSTED}")
 
 
 def find_imported(reference: str) -> object:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pytorchrl.agent.env.common import env_seeds, is_training_mode, open_monitor, reward_function
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, EnvError
 
 REWARDS = np.array([-3.0, 0.0, 0.5], np.float32)
 
@@ -39,3 +39,11 @@ def test_monitor_files_are_named_by_mode_and_worker(tmp_path):
     assert open_monitor(None, "train", 0, 0) is None
     open_monitor(str(tmp_path), "test", 1, 12, ("x",)).close()
     assert (tmp_path / "monitor_test_GWorker_1_CWorker_12.csv").read_text() == "r,l,t,env,ended,x\n"
+
+
+def test_a_function_of_rewards_must_return_one_number_for_each_environment():
+    found = reward_function(lambda rewards: rewards.clip(0, 1))(REWARDS)
+    assert found.tolist() == np.clip(REWARDS, 0, 1).tolist()
+    for wrong in (np.sum, lambda rewards: rewards[:1], lambda rewards: list(map(str, rewards)), lambda rewards: None):
+        with pytest.raises(EnvError, match="one reward for each environment, got"):
+            reward_function(wrong)(REWARDS)

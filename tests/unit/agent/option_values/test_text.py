@@ -12,6 +12,7 @@ import pytest
 from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
 from pytorchrl.agent.option_values.text import form_of, parse, to_python, to_text
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.code import Code
 from pytorchrl.scheme import Communication
 
 
@@ -65,10 +66,14 @@ def test_the_message_states_what_is_wrong_with_a_text(hint, text, message):
 
 
 @pytest.mark.parametrize("hint", [Any, Callable[..., Any], tuple[Any, ...], type])
-def test_types_without_a_form_as_text_cannot_be_parsed(hint):
-    assert form_of(hint) == ""
-    with pytest.raises(ConfigError, match="its values are code"):
-        parse("x", hint)
+def test_values_of_types_without_another_form_are_code_that_is_named(hint):
+    is_tuple = hint == tuple[Any, ...]
+    assert form_of(hint) == ("MODULE:NAME,..." if is_tuple else "MODULE:NAME")
+    for text, code in (("a.b:C", Code("a.b:C")), ('{"call": "a:b", "x": [1, 2]}', Code("a:b", {"x": [1, 2]}))):
+        assert parse(text, hint) == ((code,) if is_tuple else code)
+    for text in ("x", "a:b:c", '{"x": 1}', "a:b-v0"):
+        with pytest.raises(ConfigError, match=r"expected (MODULE|code such as my_project:name).*, got"):
+            parse(text, hint)
 
 
 def test_form_shows_every_format_of_a_value():
