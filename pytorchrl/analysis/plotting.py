@@ -11,6 +11,7 @@ import numpy as np
 from pytorchrl.analysis import STATISTICS, estimate, optimality_gap, performance_profile, read_curve, summarize_curves
 from pytorchrl.analysis.aggregates import Array, Statistic, iqm
 from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.files.atomic import put_in_place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,8 +136,9 @@ def _figure(width: float, height: float) -> Figure:
 
 def _save(figure: Figure, output: Path) -> None:
     try:
-        figure.savefig(output, format="svg" if output.suffix.lower() == ".svg" else "png", dpi=120,
-                       metadata={"Date": None} if output.suffix.lower() == ".svg" else None)
+        with put_in_place(output) as file:
+            figure.savefig(file, format="svg" if output.suffix.lower() == ".svg" else "png", dpi=120,
+                           metadata={"Date": None} if output.suffix.lower() == ".svg" else None)
     except OSError as error:
         raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
 

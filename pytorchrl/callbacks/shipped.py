@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing_extensions import override
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.errors import ConfigError
+from pytorchrl.files.atomic import put_in_place
 from pytorchrl.files.run_directory import METRICS_FILE
 
 
@@ -139,10 +141,12 @@ class CsvLog(Callback):
         assert run.log_dir is not None
         lines = (run.log_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         rows = [numbers_of(json.loads(line)) for line in lines]
-        with (run.log_dir / "metrics.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), restval="")
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        with put_in_place(run.log_dir / "metrics.csv") as file:
+            file.write(text.getvalue().encode("utf-8"))
 
 
 def numbers_of(record: Mapping[str, object], prefix: str = "") -> dict[str, float]:

@@ -76,4 +76,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--out {given.out} needs --render video")
     if given.render == "video" and given.out is None:
         given.out = os.path.join(given.run_dir, "videos")
+        if os.path.islink(given.out):
+            parser.error(f"{given.out} is a link, which may come from the author of the run; name the directory of the "
+                         "videos with --out DIR")
     return given

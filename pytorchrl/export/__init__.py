@@ -98,6 +98,7 @@ class Exporter:
         # The dot shows that the file has not been checked; the process id prevents a conflict with another export.
         partial = path.with_name(f".{path.stem}-{os.getpid()}{form.suffix}")
         try:
+            partial.unlink(missing_ok=True)  # for example, a link
             found = compare(write(self._traced[name], form, partial), self._policies[name], steps)
             if found.num_different:
                 raise ExportError(

@@ -30,9 +30,16 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file, which replaces `path` when the `with` block ends, or is removed if the block fails.
 
-    After the block, the file and its name are on the disk, so that they also survive a crash of the machine. An
-    `OSError` in the block names `path`.
+    If `path` is a symbolic link, the link is replaced, and the file to which it leads does not change. After the block,
+    the file and its name are on the disk, so that they also survive a crash of the machine. An `OSError` in the block
+    names `path`.
+
+    Raises:
+        OSError: `path` is a device, a named pipe or a directory, or leads to a device or a pipe; or it cannot be
+            written.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(f"{os.fspath(path)!r} is not a regular file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
     try:

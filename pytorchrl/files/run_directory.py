@@ -73,6 +73,10 @@ def prepare_log_dir(
         elif (path / RUN_FILE).exists():
             _handle_existing_run(path, overwrite=overwrite, resume=resume)
         path.mkdir(parents=True, exist_ok=True)
+        for file in (path / METRICS_FILE, *path.glob("monitor_*.csv")):
+            if file.is_symlink():
+                raise ConfigError(f"{str(file)!r} is a link, and records would be appended to the file to which it "
+                                  "leads; remove the link, or choose another log_dir")
         probe = path / f".probe.{os.getpid()}"
         with open(probe, "x", opener=open_no_follow):
             pass

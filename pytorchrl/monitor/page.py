@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.files.atomic import put_in_place
 from pytorchrl.monitor.charts import COLORS, bars, curves, escape, histogram, stacked
 from pytorchrl.monitor.reading import Record, mapping, number, text
 from pytorchrl.monitor.style import STYLE, TOGGLE, policy
@@ -34,7 +35,8 @@ def write_report(views: Sequence[RunView], output: Path) -> None:
         ConfigError: The file cannot be written.
     """
     try:
-        output.write_text(report(views), encoding="utf-8")
+        with put_in_place(output) as file:
+            file.write(report(views).encode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
 

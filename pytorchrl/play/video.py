@@ -123,6 +123,10 @@ def _require_mode(env: AnyEnv, mode: str) -> AnyEnv:
 def _recorded(env: AnyEnv, *, video_dir: str, num_episodes: int) -> AnyEnv:
     env = _require_mode(env, "rgb_array")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
+    for number in range(num_episodes):
+        path = os.path.join(video_dir, f"{name}-episode-{number}.mp4")
+        if os.path.islink(path):  # the recorder would overwrite the file to which the link leads
+            os.unlink(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # RecordVideo warns that the folder already exists
         return gym.wrappers.RecordVideo(
