@@ -64,7 +64,8 @@ class Dataset:
         env: Gymnasium id of the environment; empty if a function made it.
 
     Raises:
-        ConfigError: The shapes, dtypes or ends of episodes contradict each other.
+        ConfigError: The shapes, dtypes or ends of episodes contradict each other, a number is not finite, or a name
+            contains characters that cannot be printed.
     """
 
     observations: Arrays
@@ -79,6 +80,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         """Check that the arrays are consistent."""
+        for name in (*self.observations, self.env):
+            if not name.isprintable():
+                raise ConfigError(f"names must consist of printable characters, got {name!r:.100}")
         num_steps, num_episodes = len(np.atleast_1d(self.rewards)), len(np.atleast_1d(self.lengths))
         for name, count, dtype in (
                 ("lengths", num_episodes, np.int64), ("seeds", num_episodes, np.int64),
@@ -121,11 +125,14 @@ class Dataset:
 
 
 def _check(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[np.generic] | None = None) -> None:
-    """Raise `ConfigError` unless an array has this shape and dtype; without a dtype, it must contain numbers."""
+    """Raise `ConfigError` unless an array has this shape and dtype, and is finite; without a dtype, any number fits."""
     fits = array.dtype.kind in "biuf" and array.dtype.isnative if dtype is None else array.dtype == dtype
     if array.shape != shape or not fits:
         raise ConfigError(f"{name} must have the shape {shape} and the dtype {dtype or 'of numbers'}, got "
                           f"{array.shape} and {array.dtype}")
+    if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+        index = tuple(np.argwhere(~finite)[0].tolist())
+        raise ConfigError(f"{name} must be finite, got {array[index]} at {list(index)}")
 
 
 @brief_errors

@@ -36,6 +36,7 @@ MOST_RUNS = 1_000
 """Largest number of runs of a sweep, unless the caller raises it."""
 _LARGEST_BYTES = 1_000_000
 _LONGEST_NUMBER, _MOST_BITS = 1_000, 64
+_FEWER_BITS = f"a whole number may have at most {_MOST_BITS} bits"
 _OF_RUN = ("log_dir", "overwrite", "resume")
 """Options that belong to one run, so they are neither saved in a configuration nor read from a `run.json`."""
 
@@ -174,6 +175,8 @@ class ConfigFile:
         for name, raw in entries.items():
             try:
                 found[name] = _value(specs[name], raw, self._trust) if name in specs else raw
+                if not _is_finite(found[name]):
+                    raise ConfigError(f"must be finite, got {to_python(found[name])}")
             except ConfigError as error:  # noqa: PERF203 - all problems are reported at once
                 problems.append(f"{self.where(name, swept=swept)}: {name}: {error}")
         _refuse(problems)
@@ -284,7 +287,7 @@ def _parsed(path: str, text: str) -> dict[str, object]:
     except ValueError as error:  # Python refuses to convert a whole number of thousands of digits
         long = re.search(rf"[0-9_]{{{_LONGEST_NUMBER},}}", text)
         line = f", line {text.count(chr(10), 0, long.start()) + 1}" if long else ""
-        raise ConfigError(f"{path}{line}: {error}") from error
+        raise ConfigError(f"{path}{line}: a number has too many digits; {_FEWER_BITS}") from error
 
 
 def _entries_of_run(path: str, text: str) -> dict[str, object]:
@@ -315,7 +318,7 @@ def _value(spec: OptionSpec, raw: object, trust: Trust) -> object:
     if raw is None or isinstance(raw, bool):
         return raw
     if isinstance(raw, int) and raw.bit_length() > _MOST_BITS:
-        raise ConfigError(f"a whole number may have at most {_MOST_BITS} bits, got one of {raw.bit_length():,} bits")
+        raise ConfigError(f"{_FEWER_BITS}, got one of {raw.bit_length():,} bits")
     if takes_code(spec.hint) and (code := _code(spec, raw, trust)) is not None:
         return code
     if isinstance(raw, (int, float, str)):
@@ -330,6 +333,13 @@ def _value(spec: OptionSpec, raw: object, trust: Trust) -> object:
         except (CheckpointError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"no value can be built from {raw!r:.100}: {error}") from error
     raise ConfigError(f"expected a string, a number, a list or a table, got {raw!r}")
+
+
+def _is_finite(value: object) -> bool:
+    """Return whether a value is not NaN or infinity, and contains none; entries of mappings may be infinite."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _code(spec: OptionSpec, raw: object, trust: Trust) -> Code | tuple[Code, ...] | None:

@@ -301,6 +301,26 @@ def test_a_changed_file_is_refused(arrays, text, written, tmp_path, monkeypatch)
     assert not (tmp_path / "exploited").exists()
 
 
+def test_numbers_that_are_not_finite_and_names_that_cannot_be_printed_are_refused(written, tmp_path):
+    data = read_dataset(written)
+    bad = data.rewards.copy()
+    bad[3] = np.nan
+    leaf = data.observations["obs"].astype(np.float32)
+    leaf[2, 1] = np.inf
+    final = np.full_like(data.final_observations["obs"], np.nan)
+    for change, text in (
+            ({"rewards": bad}, r"rewards must be finite, got nan at \[3\]"),
+            ({"observations": {"obs": leaf}}, r"observations 'obs' must be finite, got inf at \[2, 1\]"),
+            ({"final_observations": {"obs": final}}, r"final_observations 'obs' must be finite, got nan at \[0, 0\]"),
+            ({"actions": np.full(len(bad), np.nan)}, "actions must be finite"),
+            ({"env": "\x1b[2JCartPole-v1"}, r"names must consist of printable characters, got '\\x1b"),
+            ({"observations": {"a\n": leaf}, "final_observations": {"a\n": final}}, "printable characters")):
+        with pytest.raises(ConfigError, match=text):
+            dataclasses.replace(data, **change)
+    with pytest.raises(CheckpointError, match="rewards must be finite"):
+        read_dataset(changed(tmp_path / "nan.npz", written, rewards=bad))
+
+
 def test_an_episode_without_an_end_is_refused(written):
     data = read_dataset(written)
     with pytest.raises(ConfigError, match="must be a termination or a truncation"):

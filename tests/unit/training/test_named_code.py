@@ -145,15 +145,16 @@ def test_python_names_code_with_and_without_arguments(monkeypatch, project):
 
 # What a file names -> the error of `train --config` without --trust.
 REFUSED = {
-    'algorithm = "theirs:Mine"\nenv = "CartPole-v1"\n': "run.toml, line 1: 'theirs:Mine' is code in the module 'theirs'",
-    'algorithm = "ppo"\nenv = "theirs:Maze-v0"\n': "run.toml, line 2: 'theirs:Maze-v0' is code in the module 'theirs'",
-    'algorithm = "ppo"\nenv = "theirs:make_env"\n': "run.toml, line 2: 'theirs:make_env' is code in the module 'theirs'",
-    'algorithm = "ppo"\nenv = "theirs.make_env"\n': "run.toml, line 2: 'theirs.make_env' is code in the module 'theirs.make",
+    'algorithm = "theirs:Mine"\nenv = "CartPole-v1"\n': "run.toml, line 1: 'theirs:Mine' is code in the module",
+    'algorithm = "ppo"\nenv = "theirs:Maze-v0"\n': "run.toml, line 2: 'theirs:Maze-v0' is code in the module 'theirs",
+    'algorithm = "ppo"\nenv = "theirs:make_env"\n': "line 2: 'theirs:make_env' is code in the module",
+    'algorithm = "ppo"\nenv = "theirs.make_env"\n': "line 2: 'theirs.make_env' is code in the module",
     'algorithm = "ppo"\nenv = "subprocess:Popen"\n': "line 2: 'subprocess:Popen'.*|subprocess:Popen is a function",
     **{f'algorithm = "ppo"\nenv = "CartPole-v1"\n{line}\n': message for line, message in {
         'wrappers = ["theirs:Scaled"]': "wrappers: 'theirs:Scaled' is code in the module 'theirs'.*lies in the working",
         'feature_extractor = "theirs:Net"': "feature_extractor: 'theirs:Net' is code",
-        'optimizer = "theirs:Net"': "optimizer: 'theirs:Net' is code", 'lr = "theirs:falling"': "lr: 'theirs:falling' is code",
+        'optimizer = "theirs:Net"': "optimizer: 'theirs:Net' is code",
+        'lr = "theirs:falling"': "lr: 'theirs:falling' is code",
         'callbacks = ["theirs:Tracker"]': "callbacks: 'theirs:Tracker' is code",
         'policies = "theirs:falling"': "policies: 'theirs:falling' is code",
         'wrappers = ["os:system"]': "wrappers: os:system is a function, or a class that.*pass trust=True",
