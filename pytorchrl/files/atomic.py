@@ -163,7 +163,7 @@ def parse_value(text: str | bytes, name: str) -> object:
         value: object = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{name!r} is nested too deeply") from error
-    if _is_deeper(value, _DEEPEST):
+    if is_deep(value):
         raise ValueError(f"{name!r} is nested too deeply")
     return value
 
@@ -176,10 +176,11 @@ def check_format(value: Mapping[str, object], newest: int) -> None:
                          "use the version that wrote it, or a newer one")
 
 
-def _is_deeper(value: object, levels: int) -> bool:
+def is_deep(value: object, levels: int = _DEEPEST) -> bool:
+    """Return whether a value of JSON or TOML has more than `levels` nested levels of lists and tables."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return bool(children) and (levels == 0 or any(
-        _is_deeper(child, levels - 1) for child in children if isinstance(child, (dict, list))))
+        is_deep(child, levels - 1) for child in children if isinstance(child, (dict, list))))
 
 
 def with_checksum(value: Mapping[str, object]) -> dict[str, object]:

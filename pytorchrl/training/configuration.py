@@ -24,7 +24,7 @@ from pytorchrl.agent.option_values.descriptions import FLOAT, by_name, code_in, 
 from pytorchrl.agent.option_values.text import form_of, parse, takes_code, to_python, to_text
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.files.atomic import parse_json, put_in_place, read_text
+from pytorchrl.files.atomic import is_deep, parse_json, put_in_place, read_text
 from pytorchrl.files.run_directory import check_description
 from pytorchrl.support.code import Code, Trust, as_code, is_reference
 from pytorchrl.training.composition import OptionSpec, known_names, option_specs
@@ -281,13 +281,16 @@ def _parsed(path: str, text: str) -> dict[str, object]:
         raise ConfigError("TOML files need Python 3.11 or newer, or the package tomli; use the run.json of a run "
                           "instead") from error
     try:
-        return tomllib.loads(text)
+        found: dict[str, object] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error or 'it is nested too deeply'}") from error
     except ValueError as error:  # Python refuses to convert a whole number of thousands of digits
         long = re.search(rf"[0-9_]{{{_LONGEST_NUMBER},}}", text)
         line = f", line {text.count(chr(10), 0, long.start()) + 1}" if long else ""
         raise ConfigError(f"{path}{line}: a number has too many digits; {_FEWER_BITS}") from error
+    if is_deep(found):
+        raise ConfigError(f"{path} is not a TOML file of this library: it is nested too deeply")
+    return found
 
 
 def _entries_of_run(path: str, text: str) -> dict[str, object]:
