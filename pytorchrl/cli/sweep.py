@@ -11,10 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pytorchrl.agent.option_values.text import to_text
 from pytorchrl.cli.output import show, show_stderr
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.run_directory import RESULT_FILE, RUN_FILE
 from pytorchrl.monitor.reading import count, read_object
+from pytorchrl.support.code import Code
+from pytorchrl.training.composition import code_of
 
 _DEFAULT_DIRECTORY = "runs/sweep"
 _LONGEST_NAME = 200
@@ -41,6 +44,8 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
         raise ConfigError("a sweep skips finished runs and resumes the others, so it accepts neither overwrite nor "
                           "resume; use another log_dir for new runs")
     base = Path(vars(given).pop("log_dir", None) or _DEFAULT_DIRECTORY).expanduser()
+    if not given.dry_run:
+        _check_code(runs)
     places = [base / name for name in _names(given.algorithm, str(given.env), runs)]
     for number, (own, place) in enumerate(zip(runs, places, strict=True), start=1):
         done = finished(place)
@@ -55,18 +60,35 @@ def run(given: argparse.Namespace, runs: Sequence[Mapping[str, object]],
     return 0
 
 
+def _check_code(runs: Sequence[Mapping[str, object]]) -> None:
+    """Import the code that the swept options name, so that a wrong name ends the sweep before its first run."""
+    named = [(name, item) for own in runs for name, value in own.items()
+             for item in (value if isinstance(value, tuple) else (value,)) if isinstance(item, Code)]
+    for name, item in named:
+        try:
+            code_of(item)
+        except (CheckpointError, ConfigError) as error:  # noqa: PERF203 - there are few values
+            raise ConfigError(f"{name}: {error}") from error
+
+
 def _names(algorithm: str, env: str, runs: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the runs' directories, such as `ppo-CartPole-v1-lr=0.001-seed=2`.
 
     If the names of different runs are equal, because characters were replaced or cut off, a hash is appended to them.
     """
     start = [algorithm.rpartition(":")[2], env]
-    texts = ["-".join([*start, *(f"{name}={value}" for name, value in own.items())]) for own in runs]
+    texts = ["-".join([*start, *(f"{name}={_shown(value)}" for name, value in own.items())]) for own in runs]
     names = [re.sub(r"[^A-Za-z0-9._=-]+", "-", text)[:_LONGEST_NAME] for text in texts]
     counts = Counter(names)
     hashes = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8] for text in texts]
     return [name if counts[name] == 1 else f"{name[:_LONGEST_NAME - 9]}-{code}"
             for name, code in zip(names, hashes, strict=True)]
+
+
+def _shown(value: object) -> object:
+    """Return the value of an option as it appears in the name of a directory; code appears by its name."""
+    is_code = isinstance(value, tuple) and any(isinstance(item, Code) for item in value)
+    return to_text(value) if is_code else value
 
 
 def finished(place: Path) -> dict[str, float] | None:

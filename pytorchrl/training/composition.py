@@ -230,14 +230,25 @@ def with_code(
     return _environment(env), found
 
 
+def code_of(code: Code) -> object:
+    """Return the class, function or object that is named, which is imported.
+
+    Raises:
+        ConfigError: It must not or cannot be imported, or is of the wrong kind.
+        CheckpointError: It must not get arguments from a file.
+    """
+    found = find_part(code.reference, code.trust, Callback)
+    if code.arguments and code.trust is not Trust.ALL:
+        check_arguments(found)
+    return found
+
+
 def _imported(value: object, option: str) -> object:
     """Return the code that a value of an option names; return any other value unchanged."""
     code = as_code(value)
     if not isinstance(code, Code):
         return value
-    found = find_part(code.reference, code.trust, Callback)
-    if code.arguments and code.trust is not Trust.ALL:
-        check_arguments(found)
+    found = code_of(code)
     if not callable(found):
         if code.arguments:
             raise ConfigError(f"{code.reference} takes no arguments, because it is neither a class nor a function")

@@ -300,7 +300,8 @@ def check_arguments(cls: object) -> None:
         module.startswith("gymnasium.wrappers.") and name in _HARMLESS_WRAPPERS)
     may_write = not (isinstance(cls, type) and issubclass(cls, KINDS)) or issubclass(cls, gym.Wrapper)
     if may_write and not is_harmless:
-        raise CheckpointError(f"{reference(cls)} with arguments of the file could write other files; {IF_TRUSTED}")
+        raise CheckpointError(f"{reference(cls) or repr(cls)} with arguments of the file could write other files; "
+                              f"{IF_TRUSTED}")
 
 
 def find_imported(reference: str) -> object:

@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 
@@ -260,3 +261,54 @@ def test_a_dry_run_starts_nothing_without_a_sweep_too(capsys):
     assert not Path("a").exists()
     assert main(["train", "ppo", "--env", "CartPole-v1", "--trust"]) == 2
     assert "needs --config" in capsys.readouterr().err
+
+
+def test_a_sweep_checks_its_code_before_the_first_run(capsys):
+    Path("sweep.toml").write_text('algorithm = "ppo"\nenv = "CartPole-v1"\n' + TINY +
+                                  '[sweep]\noptimizer = ["adam", "mine:Nothing"]\nwrappers = [["mine:Scaled"], []]\n')
+    assert main(["train", "--config", "sweep.toml", "--dry-run"]) == 0
+    assert "ppo-CartPole-v1-optimizer=mine-Nothing-wrappers=mine-Scaled\n" in capsys.readouterr().err
+    assert main(["train", "--config", "sweep.toml", "--trust"]) == 2
+    assert "optimizer: module 'mine' has no class or function 'Nothing'" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_an_environment_that_the_program_registered_is_loaded_although_its_module_is_local(project, monkeypatch):
+    (project / "mazes.py").write_text(MODULE.replace("imported", "mazes-imported"), encoding="utf-8")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    gym.register("Maze-v7", "mazes:make_env")
+    try:
+        expected = pytorchrl.train("ppo", "Maze-v7", log_dir="run", **OPTIONS).evaluate(1, seed=1).returns
+        del sys.modules["mazes"]
+        assert pytorchrl.load("run").evaluate(1, seed=1).returns == expected
+    finally:
+        del gym.registry["Maze-v7"]
+
+
+def test_the_command_imports_no_file_of_the_working_directory_in_place_of_a_module(project, run_python):
+    for name in ("difflib", "traceback", "numpy"):
+        (project / f"{name}.py").write_text('print("executed")\n', encoding="utf-8")
+    found = run_python("-m", "pytorchrl", "--version", cwd=project)
+    assert (found.returncode, found.stdout) == (0, f"pytorchrl {pytorchrl.__version__}\n"), found.stderr
+
+
+def test_missing_and_local_modules_have_one_text_for_all_readers(capsys, project):
+    pytorchrl.train("ppo", "CartPole-v1", log_dir="run", **OPTIONS)
+    run = json.loads(Path("run/run.json").read_text(encoding="utf-8"))
+    del run["sha256"]
+    for module, state in (("mine", "which lies in the working"), ("nowhere", "which belongs to no installed package")):
+        for part in ("train_envs_factory", "test_envs_factory"):
+            run["agent"][part]["options"]["env_fn"] = f"{module}:Maze-v0"
+        Path("run/run.json").write_text(json.dumps(run), encoding="utf-8")
+        Path("run.toml").write_text(f'algorithm = "ppo"\nenv = "{module}:Maze-v0"\n', encoding="utf-8")
+        text = f"'{module}:Maze-v0' is code in the module '{module}', which this process has not imported and {state}"
+        for words in (["enjoy", "run"], ["export", "run", "--to", "torch"], ["dataset", "run", "--out", "a.npz"],
+                      ["train", "--config", "run.toml"], ["train", "--config", "run.toml", "--dry-run"]):
+            capsys.readouterr()
+            assert main(words) == 2, words
+            assert text in capsys.readouterr().err, words
+        for read in (lambda: pytorchrl.load("run"), lambda: load_config("run.toml")):
+            with pytest.raises(pytorchrl.PyTorchRLError, match=re.escape(text)):
+                read()
+    assert main(["train", "ppo", "--env", "nowhere:Maze-v0"]) == 2  # the user's own word
+    assert "nowhere:Maze-v0 cannot be imported (No module named 'nowhere'); run from" in capsys.readouterr().err
