@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.fit import algorithms_for, learned_kind
+from pytorchrl.agent.fit import algorithms_for, learned_kind, provided_kind
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
-from pytorchrl.errors import Problem
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.options.base import ASYNC, SYNC
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
 from pytorchrl.scheme.replay.storage_options import has_priorities
@@ -272,8 +272,11 @@ class Architectures:
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.
         """
-        if has_priorities(storage_factory, settings):
-            settings.setdefault("initial_priority", "worker")
+        if has_priorities(storage_factory, settings) and "initial_priority" not in settings:
+            if provided_kind(storage_factory) is DataKind.SEQUENCES:
+                raise ConfigError(f"Scheme.apex gives new transitions priorities, but {storage_factory.cls.__name__} "
+                                  "samples sequences; use Scheme.r2d2 (preset='r2d2'), which is for sequences")
+            settings["initial_priority"] = "worker"
         agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         return cls._named("apex", agent, settings)
 

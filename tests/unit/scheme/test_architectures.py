@@ -218,3 +218,13 @@ def test_the_command_line_accepts_an_architecture(capsys, tmp_path):
     assert "[100]" in " ".join(capsys.readouterr().out.split()).split("--updates-per-step ")[1].split(" --")[0]
     assert main([*flags[:-1], "a4c"]) == 2
     assert "preset must be one of ['a3c'" in capsys.readouterr().err
+
+
+def test_apex_with_sequences_names_the_architecture_for_sequences():
+    algorithm, actor, _, envs = small_r2d2()
+    storage = SequenceBuffer.create_factory(400, rollout_size=4, length=4, burn_in=2, period=2)
+    with pytest.raises(ConfigError, match=r"SequenceBuffer samples sequences; use Scheme\.r2d2 \(preset='r2d2'\)"):
+        Scheme.apex(algorithm, actor, storage, envs)
+    Scheme.r2d2(algorithm, actor, storage, envs, runtime="simulated")
+    with pytest.raises(ConfigError, match=r"use Scheme\.r2d2"):
+        train("r2d2", "CartPole-v1", preset="apex", target_steps=100)
