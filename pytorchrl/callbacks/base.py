@@ -23,6 +23,10 @@ class TrainingRun(Protocol):
     """Directory of the run; None if no files are written."""
 
     @property
+    def description(self) -> Mapping[str, object]:
+        """All settings of the run, as in `run.json`, which need not be written; available after the start."""
+
+    @property
     def env_steps(self) -> int:
         """Number of env steps that have reached the learner."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Protocol
@@ -11,7 +12,10 @@ from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.files.run_directory import RUN_FILE
-from pytorchrl.monitor.reading import read_object
+from pytorchrl.monitor.reading import mapping
+
+# Some versions of MLflow accept at most this many parameters in one call, and characters in one value.
+_MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500
 
 
 def imported(package: str, extra: str) -> ModuleType:
@@ -22,9 +26,40 @@ def imported(package: str, extra: str) -> ModuleType:
         raise ConfigError(f"this callback needs the extra `{extra}`: {install_hint(extra)}") from error
 
 
-def settings_of(run: TrainingRun) -> dict[str, object]:
-    """Return the contents of the run's `run.json`; empty if no files are written."""
-    return {} if run.log_dir is None else read_object(run.log_dir / RUN_FILE)
+def name_of(run: TrainingRun) -> str:
+    """Return the name of a run: that of its directory, or its algorithm, environment and seed."""
+    if run.log_dir is not None:
+        return run.log_dir.resolve().name
+    found = parameters_of(run)
+    return f"{found['algorithm']}-{found['env']}-seed={found['seed']}"
+
+
+def parameters_of(run: TrainingRun) -> dict[str, object]:
+    """Return all options of a run, by name.
+
+    Options of the agent's parts, the scheme and the learner have the names that they have there. If several parts have
+    different values for an option, the later names contain the part, as in `test_envs_factory/vec_env_size`.
+    """
+    described = run.description
+    recipe, agent = mapping(described["recipe"]), mapping(described["agent"])
+    algorithm, envs = mapping(agent["algo_factory"]), mapping(mapping(agent["train_envs_factory"])["options"])
+    found = {"algorithm": recipe.get("algorithm") or str(algorithm.get("__factory__")).rpartition(":")[2].lower(),
+             "env": recipe.get("env") or _code_name(envs["env_fn"]), "seed": described["seed"],
+             "target_steps": described["target_steps"]}
+    parts = {**{name: mapping(mapping(part)["options"]) for name, part in agent.items()},
+             "scheme": mapping(described["scheme"]), "learner": mapping(described["learner"])}
+    for part, options in parts.items():
+        for name, value in options.items():
+            if name != "env_fn" and found.get(name, value) != value:
+                found[f"{part}/{name}"] = value
+            elif name != "env_fn":
+                found[name] = value
+    return found
+
+
+def _code_name(value: object) -> str:
+    """Return the name of an environment's function in a description."""
+    return str(value.get("__code__", value) if isinstance(value, Mapping) else value).rpartition(":")[2]
 
 
 class _WandbRun(Protocol):
@@ -53,8 +88,9 @@ class WandbLog(Callback):
         imported("wandb", "wandb")
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start a run in the tracker, which also receives the contents of `run.json`."""
-        self._run = imported("wandb", "wandb").init(config=settings_of(run), **self._settings)
+        """Start a run in the tracker, which receives all options, and has the name of the run."""
+        self._run = imported("wandb", "wandb").init(
+            **{"config": parameters_of(run), "name": name_of(run), **self._settings})
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Send the numbers of a record to the tracker."""
@@ -85,13 +121,16 @@ class MlflowLog(Callback):
         imported("mlflow", "mlflow")
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start a run in the tracker, which also receives the contents of `run.json`."""
+        """Start a run in the tracker, which receives all options as parameters, and has the name of the run."""
         self._mlflow = mlflow = imported("mlflow", "mlflow")
         if self._experiment is not None:
             mlflow.set_experiment(self._experiment)
-        mlflow.start_run(**self._settings)
-        if settings := settings_of(run):
-            mlflow.log_dict(settings, RUN_FILE)
+        mlflow.start_run(**{"run_name": name_of(run), **self._settings})
+        texts = {name: (value if isinstance(value, str) else json.dumps(value))[:_LONGEST_PARAMETER]
+                 for name, value in parameters_of(run).items()}
+        for start in range(0, len(texts), _MOST_PARAMETERS):
+            mlflow.log_params(dict(list(texts.items())[start:start + _MOST_PARAMETERS]))
+        mlflow.log_dict(dict(run.description), RUN_FILE)
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Send the numbers of a record to the tracker."""

@@ -141,9 +141,7 @@ class RunFiles:
         checkpoints.set_aside(self._damaged)
         newest = None if resumed is None else Written(resumed["env_steps"], scheme.version)
         self._checkpoints = CheckpointFiles(self._log_dir / CHECKPOINTS, options, newest)
-        settings = {"scheme": scheme.settings, "agent": _described_agent(scheme.agent),
-                    "learner": _described_options(options)}
-        write_json(self._log_dir / RUN_FILE, description(recipe, options.target_steps, scheme.seed, settings))
+        write_json(self._log_dir / RUN_FILE, described_run(scheme, recipe, options))
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # an earlier part of this run may have written a result
         self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
                                   after=None if resumed is None else resumed["env_steps"],
@@ -272,6 +270,13 @@ def _check_learner(learner: StateDict) -> None:
     for number in numbers:
         if number is not None:
             math.isfinite(number)  # raises TypeError if it is not a number
+
+
+def described_run(scheme: Scheme, recipe: Mapping[str, object], options: LearnerOptions) -> dict[str, object]:
+    """Return the contents of `run.json` for a scheme that has started; see `RunFiles.begin` for the arguments."""
+    settings = {"scheme": scheme.settings, "agent": _described_agent(scheme.agent),
+                "learner": _described_options(options)}
+    return description(recipe, options.target_steps, scheme.seed, settings)
 
 
 def _described_agent(agent: Agent) -> dict[str, object]:

@@ -15,10 +15,10 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.files.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
-from pytorchrl.learner.files import RunFiles
+from pytorchrl.learner.files import RunFiles, described_run
 from pytorchrl.learner.measurements import Due, EvaluationTimer, Measurements, Target
 from pytorchrl.learner.options import LearnerOptions
-from pytorchrl.learner.reporting import Progress, start_progress, to_json
+from pytorchrl.learner.reporting import Progress, plain, start_progress, to_json
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.scheme import Scheme, check_scheme
 from pytorchrl.support.problems import raise_all
@@ -288,6 +288,12 @@ class Learner:
     def policy_return_means(self) -> dict[str, float]:
         """The mean raw return of each policy over its last 100 training episodes; empty if there is only one policy."""
         return self._measured.policy_return_means
+
+    @property
+    def description(self) -> MetricsDict:
+        """All settings of the run, as `run.json` contains them; available after the start, also without `log_dir`."""
+        found: MetricsDict = plain(described_run(self.scheme, self._recipe, self.options))
+        return found
 
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now; the page about statistics describes them.

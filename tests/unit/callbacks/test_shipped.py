@@ -116,6 +116,12 @@ def test_a_csv_file_has_all_numbers_of_all_records(tmp_path):
     assert rows[-1]["callbacks/late"] == "1.5"
 
 
+MLFLOW = ["set_experiment", "start_run", "log_params", "log_dict", "log_metrics", "end_run", "active_run"]
+# Options that the tracker must get: given, of the preset, and defaults.
+EXPECTED = {"algorithm": "ppo", "env": "CartPole-v1", "target_steps": 128, "num_epochs": TINY["num_epochs"],
+            "gae_lambda": 0.9, "optimizer": "adam", "queue_size": 16, "col_communication": "synchronous"}
+
+
 @pytest.fixture
 def fake(monkeypatch):
     """Return a function that installs a package made of recorded calls, and returns the list of calls."""
@@ -143,19 +149,43 @@ def test_records_are_sent_to_wandb(tmp_path, fake):
     run_with(tmp_path, WandbLog(project="p", mode="offline"))
     assert [name for name, *_ in calls] == ["init", "log", "log", "finish"]
     init = calls[0][2]
-    assert (init["project"], init["mode"], init["config"]["recipe"]["env"]) == ("p", "offline", "CartPole-v1")
+    assert (init["project"], init["mode"], init["name"]) == ("p", "offline", "run")
+    assert {name: init["config"][name] for name in EXPECTED} == EXPECTED
     assert [call[2]["step"] for call in calls[1:3]] == [64, 128]
     assert calls[1][1][0]["env_steps"] == 64
     assert calls[1][1][0]["ledger/collected"] == 64
 
 
 def test_records_are_sent_to_mlflow(tmp_path, fake):
-    calls = fake("mlflow", ["set_experiment", "start_run", "log_dict", "log_metrics", "end_run", "active_run"])
+    calls = fake("mlflow", MLFLOW)
     run_with(tmp_path, MlflowLog("e", run_name="r"))
-    assert [name for name, *_ in calls] == [
-        "set_experiment", "start_run", "log_dict", "log_metrics", "log_metrics", "active_run", "end_run"]
+    names = [name for name, *_ in calls if name != "log_params"]
+    assert names == ["set_experiment", "start_run", "log_dict", "log_metrics", "log_metrics", "active_run", "end_run"]
     assert calls[1][2] == {"run_name": "r"}
-    assert calls[3][2] == {"step": 64}
+    assert [call[2] for call in calls if call[0] == "log_metrics"] == [{"step": 64}, {"step": 128}]
+    sent = [call[1][0] for call in calls if call[0] == "log_params"]
+    assert max(map(len, sent)) <= 100
+    found = {name: value for some in sent for name, value in some.items()}
+    assert len(found) == sum(map(len, sent))
+    assert {name: found[name] for name in EXPECTED} == {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in EXPECTED.items()}
+
+
+def test_trackers_get_all_options_and_a_name_without_a_directory_too(fake):
+    wandb, mlflow = fake("wandb", ["init", "log", "finish"]), fake("mlflow", MLFLOW)
+    options = {**TINY, "tensorboard": True, "target_steps": 64, "callbacks": [WandbLog(), MlflowLog()]}
+    agent = train("ppo", "CartPole-v1", **options)
+    config = wandb[0][2]["config"]
+    names = {f"ppo-CartPole-v1-seed={agent.seed}"}
+    assert {wandb[0][2]["name"], mlflow[0][2]["run_name"]} == names
+    # Every option of every part is there, with the value that applies.
+    for factory in (agent.agent.algo_factory, agent.agent.actor_factory, agent.agent.storage_factory):
+        assert set(factory.options.declarations()) <= set(config)
+    assert {name: config[name] for name in EXPECTED} == {**EXPECTED, "target_steps": 64}
+    assert config["vec_env_size"] == TINY["num_envs"]
+    assert config["test_envs_factory/vec_env_size"] == 8
+    parameters = {name for call in mlflow if call[0] == "log_params" for name in call[1][0]}
+    assert parameters == set(config)
 
 
 def test_records_are_sent_to_tune(tmp_path, fake):
