@@ -290,10 +290,9 @@ class Learner:
         return self._measured.policy_return_means
 
     @property
-    def description(self) -> MetricsDict:
+    def description(self) -> dict[str, object]:
         """All settings of the run, as `run.json` contains them; available after the start, also without `log_dir`."""
-        found: MetricsDict = plain(described_run(self.scheme, self._recipe, self.options))
-        return found
+        return dict(plain(described_run(self.scheme, self._recipe, self.options)))
 
     def get_metrics(self) -> MetricsDict:
         """Return all measurements up to now; the page about statistics describes them.

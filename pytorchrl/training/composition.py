@@ -212,13 +212,13 @@ class Composition:
 
 def with_code(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
-) -> tuple[str | Callable[..., object], dict[str, OptionValue]]:
+) -> tuple[str | Callable[..., object], dict[str, object]]:
     """Return the environment and the options with the code that they name, which is imported.
 
     Raises:
         ConfigError: Code must not or cannot be imported, or is of the wrong kind; the message names the option.
     """
-    specs, found = option_specs(algorithm), dict[str, OptionValue](options)
+    specs, found = option_specs(algorithm), dict(options)
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
             continue

@@ -54,7 +54,9 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     scheme, agent, learner_options = _checked(compose_parts(registration.algorithm, env, options))
     log_dir = learner_options.get("log_dir")
     given = {name: value for name, value in options.items() if name not in _OF_CALLBACKS}
-    recipe = recipes.describe(registration, source, {**presets.preset(registration.name, env, given), **given})
+    recipe = {}
+    if log_dir is not None or learner_options.get("callbacks"):  # for `run.json`, and for trackers
+        recipe = recipes.describe(registration, source, {**presets.preset(registration.name, env, given), **given})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"

@@ -19,8 +19,8 @@ from pytorchrl.play.dataset import record_dataset
 from pytorchrl.training.configuration import save_config
 from tests.unit.packaging.source import MODULES, name_of, nodes_of, reads_source
 
-TINY = {"num_envs": 1, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (4,), "target_steps": 32,
-        "progress": False, "tensorboard": False, "log_every": 16}
+TINY = {"num_envs": 1, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (4,), "target_steps": 256,
+        "progress": False, "tensorboard": False, "log_every": 128, "seed": 1}
 
 
 @pytest.fixture(scope="module")
