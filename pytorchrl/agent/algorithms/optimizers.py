@@ -21,7 +21,7 @@ from pytorchrl.support.work import Work
 WORK = Work("optimizer")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
-    "Optimizer; in Python, also a class of torch.optim, or a function of params and lr that returns an optimizer.")
+    "Optimizer: one of these names, a class of torch.optim, or a function of params and lr that returns an optimizer.")
 _ADAM_BETAS = 0.9, 0.999
 # The moments of a parameter whose gradient stays 0, such as a weight of a dead ReLU unit, decay to subnormal numbers.
 # Intel processors compute with those up to 17 times as slowly. A number below 1e-35 is therefore set to 0 every 64

@@ -15,7 +15,7 @@ import torch
 import pytorchrl
 from pytorchrl import ConfigError
 from pytorchrl.cli import main
-from pytorchrl.support.code import Code, Trust
+from pytorchrl.support.code import Code, Trust, is_installed
 from pytorchrl.training.configuration import load_config, load_sweep, save_config
 
 MODULE = '''
@@ -312,3 +312,20 @@ def test_missing_and_local_modules_have_one_text_for_all_readers(capsys, project
                 read()
     assert main(["train", "ppo", "--env", "nowhere:Maze-v0"]) == 2  # the user's own word
     assert "nowhere:Maze-v0 cannot be imported (No module named 'nowhere'); run from" in capsys.readouterr().err
+
+
+def test_a_module_is_installed_if_it_belongs_to_an_installed_package(tmp_path, monkeypatch):
+    site, source = tmp_path / "lib" / "site-packages", tmp_path / "source"
+    (site / "edited-1.dist-info").mkdir(parents=True)
+    (site / "edited-1.dist-info" / "METADATA").write_text("Name: edited\nVersion: 1\n")
+    (site / "edited-1.dist-info" / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///x"}')
+    (site / "edited-1.dist-info" / "top_level.txt").write_text("edited_code\n")
+    source.mkdir()
+    for folder, name in ((site, "installed_code"), (source, "edited_code"), (source, "other_code")):
+        (folder / f"{name}.py").write_text("raise SystemExit('executed')")
+    monkeypatch.setattr(sys, "path", ["", *sys.path, str(site), str(source)])
+    found = {name: is_installed(name) for name in (
+        "gymnasium", "pytorchrl.callbacks.trackers", "installed_code", "edited_code", "other_code", "mine", "json",
+        "antigravity", "nowhere", "nowhere.x", "edited_code.sub")}
+    assert [name for name, installed in found.items() if installed] == [
+        "gymnasium", "pytorchrl.callbacks.trackers", "installed_code", "edited_code", "edited_code.sub"]
