@@ -91,7 +91,6 @@ COVERED_BY = {
     "runtime": {"base": ["runtime/test_queues", "runtime/test_threads"]},
     "runtime/processes": {
         "remote_calls": ["runtime/processes/test_runtime"], "start": ["runtime/processes/test_runtime"],
-        "worker": ["runtime/processes/test_runtime"],
     },
     "runtime/ray": {"resource_fitting": ["runtime/ray/test_runtime"]},
     # The parts of collection and of gradient workers are tested through workers or whole schemes that contain them:
