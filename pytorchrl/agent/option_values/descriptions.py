@@ -220,10 +220,11 @@ def by_name(described: object) -> object:
         return list(map(by_name, described))
     if isinstance(described, dict) and is_reference(described.get(_CODE)):
         return described[_CODE]
-    if isinstance(described, dict) and _PARTIAL in described:
-        function, arguments, named = described[_PARTIAL]
+    partial = described.get(_PARTIAL) if isinstance(described, dict) else None
+    if isinstance(partial, list) and len(partial) == 3 and isinstance(partial[2], dict):
+        function, arguments, named = partial
         if is_reference(found := by_name(function)) and not arguments and not code_in(named):
-            return {CALL: found, **mapping(named)}
+            return {CALL: found, **named}
     return described
 
 
