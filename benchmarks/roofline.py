@@ -194,7 +194,7 @@ def steps_of_training(scheme: Any) -> Iterator[int]:
     last = scheme.env_steps
     while True:
         scheme.step()
-        if scheme.is_between_items:
+        if scheme.is_between_train_batches:
             last, before = scheme.env_steps, last
             yield last - before
 
@@ -225,7 +225,7 @@ def measure(task: str, dtype: str, seconds: float) -> dict[str, Any]:
     products = products_of(built, agent.storage_factory.options, envs.num_envs)
     operations = {product: operation(product, getattr(torch, dtype)) for product in products}
     learner.start()
-    while scheme.version < WARM_UP_UPDATES or not scheme.is_between_items:
+    while scheme.version < WARM_UP_UPDATES or not scheme.is_between_train_batches:
         scheme.step()
     stepping, training = steps_of_envs(envs.vector), steps_of_training(scheme)
     rounds: list[tuple[float, float, float]] = []

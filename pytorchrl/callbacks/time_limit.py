@@ -1,4 +1,4 @@
-"""Limit the time that a user's code may take in the learner's thread."""
+"""Limit the time that a user's code may take in the learner thread."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class Learner:
             if self._due.is_record(self.env_steps):
                 self._record()
             if self.env_steps >= self._due.checkpoint and (
-                    not self._target.takes_turns or self.scheme.is_between_items):
+                    not self._target.takes_turns or self.scheme.is_between_train_batches):
                 self.save_checkpoint(wait=self._callbacks.respond_to("on_checkpoint"))
         return info
 

@@ -195,7 +195,7 @@ def _ledger(view: RunView) -> str:
 
 
 def _events(view: RunView) -> str:
-    totals = (f"Workers replaced: {view.metric('workers_restarted')}, environments restarted: "
+    totals = (f"Workers restarted: {view.metric('workers_restarted')}, environments restarted: "
               f"{view.metric('envs_restarted')}, updates skipped: {view.metric('updates_skipped_nan')}.")
     rows = [(f"{event.env_steps:,}", clock(event.seconds), event.text) for event in view.events[-_MOST_EVENTS:]]
     return f"<p>{escape(totals)}</p>" + (

@@ -215,7 +215,7 @@ def _facts(view: RunView) -> Table:
     table.add_row(_plain("dropped"), _plain(", ".join(
         f"{name} {steps:,}" for name, steps in view.dropped.items()) or "0 steps"))
     restarted = view.metric("workers_restarted")
-    faults = (f"workers replaced: {restarted}, environments restarted: {view.metric('envs_restarted')}, "
+    faults = (f"workers restarted: {restarted}, environments restarted: {view.metric('envs_restarted')}, "
               f"updates skipped: {view.metric('updates_skipped_nan')}")
     table.add_row(_plain("faults"), _plain(faults, "yellow" if restarted else ""))
     for event in view.events[-3:]:

@@ -47,14 +47,14 @@ class Journal:
     is_kept = False
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # guards the parameters: the collector thread reads, the learner's thread writes
+        self.lock = threading.RLock()  # guards the parameters: the collector thread reads, the learner thread writes
 
     def reading(self) -> AbstractContextManager[object]:
         """Return a context in which the collector thread may read the parameters."""
         return self.lock
 
     def writing(self) -> AbstractContextManager[object]:
-        """Return a context in which the learning thread may write the parameters."""
+        """Return a context in which the learner thread may write the parameters."""
         return self.lock
 
     def note(self, *event: object) -> None:
@@ -82,7 +82,7 @@ class Journal:
 class Recording(Journal):
     """Journal that records the order of events.
 
-    The learning thread may call `take` while another thread calls `note`; see `_take_all`.
+    The learner thread may call `take` while another thread calls `note`; see `_take_all`.
     """
 
     is_kept = True
@@ -100,7 +100,7 @@ class Recording(Journal):
         return self._read
 
     def writing(self) -> AbstractContextManager[object]:
-        """Return a context in which the learning thread may write the parameters.
+        """Return a context in which the learner thread may write the parameters.
 
         When the context is entered, the number of reads by the collector thread since the previous write is recorded.
         Nested writes count as one write.
@@ -147,7 +147,7 @@ class _Read:
 
 
 class _Write:
-    """Context manager of one write access by the learning thread."""
+    """Context manager of one write access by the learner thread."""
 
     def __init__(self, journal: Recording) -> None:
         self._journal, self._lock = journal, journal.lock

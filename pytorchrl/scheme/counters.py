@@ -55,18 +55,18 @@ class WorkerCounters:
         default_factory=_zeros,
         metadata=_total("The env steps counted by `collected_in_use`, by index of the collection worker."))
     restarts_by_worker: defaultdict[int, int] = field(
-        default_factory=_zeros, metadata=_total("Replacements of lost collection workers, by index of the worker."))
+        default_factory=_zeros, metadata=_total("Restarts of lost collection workers, by index of the worker."))
     agent_steps: defaultdict[str, int] = field(
         default_factory=_zeros, metadata=_total("Decisions of each policy's agents, if there are several policies."))
-    envs_restarted: int = counter(Merge.TOTAL, "Environments that were replaced because they raised an error.")
+    envs_restarted: int = counter(Merge.TOTAL, "Restarts of environments that raised an error.")
     bytes_raw: int = counter(Merge.TOTAL, "Bytes of rollouts and gradients before compression.")
     bytes_sent: int = counter(Merge.TOTAL, "Bytes of rollouts and gradients after any compression.")
     bytes_out: int = counter(Merge.TOTAL, "Bytes of weights sent to collection workers.")
     weight_pushes: int = counter(Merge.TOTAL, "Transfers of weights to a collection worker.")
-    restarts: int = counter(Merge.TOTAL, "Lost collection workers and shards that were replaced.")
-    dropped_items: int = counter(Merge.TOTAL, "Queued train batches that were dropped before use.")
+    restarts: int = counter(Merge.TOTAL, "Restarts of lost collection workers and shards.")
+    dropped_train_batches: int = counter(Merge.TOTAL, "Queued train batches that were dropped before use.")
     passes_cancelled: int = counter(Merge.TOTAL, "Cancelled passes over train batches.")
-    replay_items_dropped: int = counter(Merge.TOTAL, "Batches that were drawn from shards but not used.")
+    replay_batches_dropped: int = counter(Merge.TOTAL, "Batches that were drawn from shards but not used.")
     stale_priorities: int = counter(Merge.TOTAL, "Priority updates for transitions that were no longer in replay.")
     backward_passes: int = counter(Merge.TOTAL, "Backward passes.")
     microbatch_steps: int = counter(Merge.LARGEST, "Number of samples in the last batch.")
@@ -76,7 +76,7 @@ class WorkerCounters:
     num_collectors: int = counter(Merge.LEVEL, "Collection workers, including the local one if it collects.")
     workers: int = counter(Merge.LEVEL, "Remote collection workers and shards.")
     workers_missing: int = counter(Merge.LEVEL, "Remote collection workers and shards lost and not yet replaced.")
-    queued_items: int = counter(Merge.LEVEL, "Queued train batches, or batches from shards that wait for the learner.")
+    queued_batches: int = counter(Merge.LEVEL, "Queued train batches, or batches from shards that await the learner.")
     queue_peak: int = counter(
         Merge.LARGEST, "Largest number of train batches that the sample queue has contained so far, or of batches from "
         "shards that waited for the learner.")

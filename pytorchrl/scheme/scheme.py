@@ -1,4 +1,4 @@
-"""The scheme: an agent and the tree of workers that trains it."""
+"""The scheme: an agent and the worker tree that trains it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check_scheme(scheme: T) -> T:
 @brief_errors_of("__init__", "from_factory", "start", "step", "resize", "drain", "checkpoint", "resume", "stop",
                  "update_algorithm_parameter", "save_model", "start_evaluation", "poll_evaluation", "wait_evaluation")
 class Scheme(Architectures):
-    """An agent and the tree of workers that trains it. The constructor checks all settings; `start` starts the workers.
+    """An agent and the worker tree that trains it. The constructor checks all settings; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
     (`from_factory`). A kind is a class of options, e.g. for asynchronous collection. All forms build the same tree. An
@@ -387,9 +387,9 @@ class Scheme(Architectures):
         return derive_seed(self.seed, Stream.CONTINUATION, self._num_checkpoints)
 
     @property
-    def is_between_items(self) -> bool:
+    def is_between_train_batches(self) -> bool:
         """Whether every gradient worker will start a new train batch in the next `step`; see `UpdateStrategy`."""
-        return self._worker is None or self._worker.is_between_items
+        return self._worker is None or self._worker.is_between_train_batches
 
     @in_turn("_end")
     def stop(self) -> MetricsDict:

@@ -183,7 +183,7 @@ class CollectorThread(threading.Thread):
                 self._pause_point.pause_if_requested(lambda: self.stopped)
                 if not self.stopped:
                     self.step()
-        except BaseException as failure:  # noqa: BLE001 - raised in the learner's thread
+        except BaseException as failure:  # noqa: BLE001 - raised in the learner thread
             self.failure = failure
             self._journal.fail(failure)
 

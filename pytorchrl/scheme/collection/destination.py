@@ -21,7 +21,7 @@ QUEUE_SIZE = 16
 class Destination(ABC):
     """The receiver of rollouts: a sample queue, or replay.
 
-    The methods are called by the collector thread, or by the learner's thread while the collector thread is paused.
+    The methods are called by the collector thread, or by the learner thread while the collector thread is paused.
 
     Attributes:
         queue: The queue from which the learner takes its data; a user's own loop may also take entries, or add some.
@@ -99,7 +99,7 @@ class RolloutQueue(Destination):
 
     @override
     def count(self, counters: WorkerCounters) -> None:
-        counters.queued_items += self.queue.qsize()
+        counters.queued_batches += self.queue.qsize()
         counters.queue_peak = max(counters.queue_peak, self.peak)
 
     @override

@@ -27,7 +27,7 @@ class EnvAnswer:
     seconds: float
     """Seconds that the environments needed."""
     envs_restarted: int
-    """Number of environments that this incarnation of the worker has replaced so far because they raised an error."""
+    """Number of restarts so far of environments of this incarnation of the worker, because they raised an error."""
     num_env_steps: int = 0
     """Number of valid env steps."""
 

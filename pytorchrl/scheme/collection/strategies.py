@@ -1,6 +1,6 @@
 """Strategies of collection, and their base classes.
 
-`LocalCollection` collects in the learner's thread. The other strategies request rollouts from remote workers. `Barrier`
+`LocalCollection` collects in the learner thread. The other strategies request rollouts from remote workers. `Barrier`
 collects in synchronous rounds. There are two asynchronous strategies: `OnArrival` requests a new rollout whenever a
 rollout arrives; `OnDemand` requests a new rollout only if the learner is expected to use it before it is too old. A
 third asynchronous strategy, `CentralInference`, has a module of its own.
@@ -135,7 +135,7 @@ class RoundStrategy(CollectionStrategy):
 
 
 class LocalCollection(RoundStrategy):
-    """Collection by the local worker, in the learner's thread and with the learner's own parameters.
+    """Collection by the local worker, in the learner thread and with the learner's own parameters.
 
     Args:
         local_worker: The local worker.

@@ -35,7 +35,7 @@ logger = get_logger(__name__)
 
 
 class RoundSource(TrainBatchSource):
-    """Synchronous collection in the learner's thread; a train batch consists of one or several rounds.
+    """Synchronous collection in the learner thread; a train batch consists of one or several rounds.
 
     Train batches that a user has added to the queue are used first.
 

@@ -104,10 +104,10 @@ class ReplaySource(TrainBatchSource):
         counters.restarts += shards.restarts
         counters.workers += len(states)
         counters.workers_missing += shards.num_missing
-        counters.queued_items += shards.num_waiting
+        counters.queued_batches += shards.num_waiting
         counters.queue_peak = max(counters.queue_peak, shards.sampler.peak)
         counters.draws_in_flight += shards.num_pending
-        counters.replay_items_dropped += shards.num_items_dropped
+        counters.replay_batches_dropped += shards.num_batches_dropped
         counters.stale_priorities += sum(state.contents["stale_priorities"] for state in states)
 
     @override

@@ -221,7 +221,7 @@ class CircularBuffer:
 
 
 class SampleQueue(Destination):
-    """A queue of train batches; the collector thread calls `put`, and the learner's thread calls `take`.
+    """A queue of train batches; the collector thread calls `put`, and the learner thread calls `take`.
 
     The order in which the threads run determines which train batches are dropped. If the run is recorded, the
     journal notes which thread made each access, so a replay repeats this order and drops the same train batches.
@@ -353,7 +353,7 @@ class SampleQueue(Destination):
                 updates += max(0, self._updates_per_use - (self._worker.version - self._in_use_since))
         return updates <= self._options.max_policy_lag
 
-    # Called by the learner's thread
+    # Called by the learner thread
 
     @property
     def is_ready(self) -> bool:
@@ -452,7 +452,7 @@ class SampleQueue(Destination):
     @override
     def count(self, counters: WorkerCounters) -> None:
         """Add to `counters` the numbers of queued and dropped train batches and of cancelled uses, and the peak."""
-        counters.queued_items += self.queue.qsize()
+        counters.queued_batches += self.queue.qsize()
         counters.queue_peak = max(counters.queue_peak, self.peak)
-        counters.dropped_items += self.num_dropped
+        counters.dropped_train_batches += self.num_dropped
         counters.passes_cancelled += self.passes_cancelled

@@ -92,7 +92,7 @@ class Staging:
     """Copies batches to the learner's device through page-locked memory, on a separate stream.
 
     All tensors of a batch are copied as one buffer, which is reused only after this copy is complete. Any thread may
-    call `start`; only the learner's thread may call `ahead` and `on_device`.
+    call `start`; only the learner thread may call `ahead` and `on_device`.
 
     Args:
         copier: The object that starts copies of buffers.

@@ -1,4 +1,4 @@
-"""Sample batches from replay shards, in the learning thread."""
+"""Sample batches from replay shards, in the learner thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Request(NamedTuple):
 class Sampler:
     """Receives batches from replay shards, and sends new priorities to the shards.
 
-    Only the learning thread uses a sampler. Batches are requested in advance. For each request, a shard is drawn with a
+    Only the learner thread uses a sampler. Batches are requested in advance. For each request, a shard is drawn with a
     probability proportional to the sum of its items' sampling weights, as last reported by the shard. At most
     `max_requests` batches are in flight or waiting; a waiting batch has arrived, but has not been taken.
 

@@ -1,4 +1,4 @@
-"""Share the last known states of replay shards between the collector thread and the learning thread."""
+"""Share the last known states of replay shards between the collector thread and the learner thread."""
 
 from __future__ import annotations
 

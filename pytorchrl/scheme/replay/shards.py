@@ -1,6 +1,6 @@
 """The replay shards of one gradient worker.
 
-A collector thread inserts rollouts, and a learning thread samples batches.
+The collector thread inserts rollouts, and the learner thread samples batches.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Shards:
         version: Function that returns the current version of the learner's weights.
 
     Attributes:
-        sampler: The sampler, for the learning thread only.
+        sampler: The sampler, for the learner thread only.
         is_draining: Whether a drain is in progress. During a drain, collection does not wait for the learner, even if
             the replay ratio is below `min_replay_ratio`.
-        num_items_dropped: Number of batches that were sampled but not used.
+        num_batches_dropped: Number of batches that were sampled but not used.
     """
 
     Options = RWorkerSet.Options
@@ -77,7 +77,7 @@ class Shards:
             max_requests=min((options.prefetch or _PREFETCH) * len(self._handles), options.queue_size),
             may_request=self._may_request, timeout_s=supervision.worker_timeout_s, seed=seed)
         self.is_draining = False
-        self.num_items_dropped = 0
+        self.num_batches_dropped = 0
 
     def invariant(self) -> bool:
         """Return whether the invariants of the inserter, the sampler and their shared states hold."""
@@ -126,13 +126,13 @@ class Shards:
         """
         while self._inserter.owners and self._runtime.now() < deadline:
             self.poll(POLL_INTERVAL_S)
-        self.num_items_dropped += self.sampler.drain(deadline)
+        self.num_batches_dropped += self.sampler.drain(deadline)
         for index in sorted({*self._inserter.owners, *self.sampler.forget_requests()}):
             name = self._handles[index].name
             self._inserter.lose(index, WorkerLostError(f"{name} did not respond before the end of drain()"))
 
     def close(self, timeout_s: float) -> None:
-        """Stop the shards. The collector thread and the learning thread must have ended.
+        """Stop the shards. The collector thread and the learner thread must have ended.
 
         The method waits up to `timeout_s` seconds for the shards to confirm their rollouts. The ledger still counts
         rollouts without a confirmation as in flight.
@@ -141,7 +141,7 @@ class Shards:
         for handle in self._handles:
             self._runtime.kill(handle)
 
-    # Methods for the learning thread
+    # Methods for the learner thread
 
     def get(self, is_stopped: Callable[[], bool], failure: Callable[[], BaseException | None],
             parameters: Mapping[str, float]) -> BatchOfKind:
@@ -211,7 +211,7 @@ class Shards:
 
     @property
     def watch(self) -> Stopwatch:
-        """Stopwatch of the learning thread; see `Sampler`."""
+        """Stopwatch of the learner thread; see `Sampler`."""
         return self.sampler.watch
 
     # Methods for both threads
@@ -258,7 +258,7 @@ class Shards:
 
     @property
     def restarts(self) -> int:
-        """Number of lost shards that were replaced."""
+        """Number of restarts of lost shards so far."""
         return self._supervisor.restarts
 
     def state(self) -> StateDict:

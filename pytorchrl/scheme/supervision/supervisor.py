@@ -19,7 +19,7 @@ from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.options.run import SupervisorOptions
 from pytorchrl.support.terminal import get_logger
 
-# Largest number of replacements of one worker, and the number of seconds within which they are counted.
+# Largest number of restarts of one worker, and the number of seconds within which they are counted.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # A worker that is lost this many times in a row, without a result in between, is in a crash loop, which ends the run.
 _MAX_FRUITLESS = 3
@@ -29,7 +29,7 @@ _MAX_SHORT_LIVES, _FEW_RESULTS = 5, 5
 # The error about a crash loop lists at most this number of the worker's earlier errors.
 _MAX_SHOWN = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
-# Largest number of replacements that start at the same time. It is small, because each replacement imports torch and
+# At most this many replacements start at the same time. The number is small, because each one imports torch and
 # builds environments on cores that other workers are using.
 _MAX_STARTING = 4
 # A worker is considered hung if its call takes longer than the timeout and longer than `_HANG_FACTOR` times the longest
@@ -73,7 +73,7 @@ class Supervisor:
             wait for resources is always limited by `worker_timeout_s`.
 
     Attributes:
-        restarts_by_index: For the index of each worker, the number of replacements so far.
+        restarts_by_index: For the index of each worker, the number of restarts so far.
         gone: Indices of the workers that are lost and not (yet) replaced.
     """
 
@@ -98,7 +98,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """Number of replacements so far."""
+        """Number of restarts so far."""
         return self.restarts_by_index.total()
 
     @property

@@ -92,7 +92,7 @@ class RolloutHeader:
     preempted: bool = False
     """Whether the worker was stopped before the rollout was full."""
     envs_restarted: int = 0
-    """Number of environments that this incarnation of the worker has replaced so far because they raised an error."""
+    """Number of restarts so far of environments of this incarnation of the worker, because they raised an error."""
     sent: Sent = field(default_factory=Sent)
     """Size and encoding of the arrays."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)

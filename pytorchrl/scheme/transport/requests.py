@@ -171,7 +171,7 @@ class Requests(Generic[R]):
         return ready if ready or not timeout_s else self._runtime.wait(futures, timeout_s)
 
     def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
-        """Yield finished calls in the recorded order; repeat the recorded losses and replacements of workers."""
+        """Yield finished calls in the recorded order; repeat the recorded losses and restarts of workers."""
         num_taken = 0
         while (event := self._journal.upcoming()) is not None:
             kind, index = event[:2]

@@ -35,12 +35,12 @@ class CentralUpdates(UpdateStrategy):
         local_worker.algo.applies_at_once = True
         self._pending = PendingMoments()
         self._num_drains = 0
-        self._is_between_items = True
+        self._is_between_train_batches = True
 
     @property
     @override
-    def is_between_items(self) -> bool:
-        return self._is_between_items
+    def is_between_train_batches(self) -> bool:
+        return self._is_between_train_batches
 
     def step(self) -> None:
         """Try to make an update: compute gradients until one is not empty, or `prepare_drain` announces a drain."""
@@ -55,9 +55,9 @@ class CentralUpdates(UpdateStrategy):
         if not discard_empty(self._statistics, [gradients]):
             return False
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
-        self._is_between_items = gradients.last or skip
+        self._is_between_train_batches = gradients.last or skip
         self._pending.add([gradients])
-        moments = self._pending.take() if self._is_between_items else ()
+        moments = self._pending.take() if self._is_between_train_batches else ()
         with self._statistics.timed("apply"):
             applied = self._local.apply_gradients(gradients.vectors, moments=moments)
         record_update(self._statistics, [gradients], version, gradients.info, applied)
@@ -74,7 +74,7 @@ class CentralUpdates(UpdateStrategy):
         self._num_drains += 1
         self._statistics.tree_ledger.report(0, *self._local.drain(self._num_drains, timeout_s))
         self._pending.discard()
-        self._is_between_items = True
+        self._is_between_train_batches = True
 
     @override
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:

@@ -281,7 +281,7 @@ class DecentralizedUpdates(RemoteUpdates):
 
     @property
     @override
-    def is_between_items(self) -> bool:
+    def is_between_train_batches(self) -> bool:
         return self._used_up or self._skip
 
     def _whole_state(self) -> WholeState:

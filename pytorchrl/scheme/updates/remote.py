@@ -122,7 +122,7 @@ class RemoteUpdates(UpdateStrategy):
         self._statistics.tree_ledger.lose(index + 1)
 
     def _on_replaced(self, index: int) -> None:
-        """Count the replacement of a worker."""
+        """Count the restart of a worker."""
         self._statistics.counters.restarts_by_worker[index + 1] += 1
 
     def _gather_all(self) -> list[Answer]:

@@ -110,7 +110,7 @@ class UpdateCounters:
     bytes_out: int = 0
     """Bytes of weights sent to gradient workers."""
     restarts_by_worker: Counter[int] = field(default_factory=Counter)
-    """Replacements of lost gradient workers, by index of the worker."""
+    """Restarts of lost gradient workers, by index of the worker."""
     regroups: int = 0
     """Groups of decentralized gradient workers that were formed after the first group."""
 
@@ -400,8 +400,8 @@ class Statistics:
                 "bytes_in": workers.bytes_sent, "bytes_in_raw": workers.bytes_raw,
                 "bytes_out": workers.bytes_out + own.bytes_out,
                 "queue": self._queue_levels.stats(),
-                "dropped_items": workers.dropped_items, "passes_cancelled": workers.passes_cancelled,
-                "replay_items_dropped": workers.replay_items_dropped, "stale_priorities": workers.stale_priorities,
+                "dropped_train_batches": workers.dropped_train_batches, "passes_cancelled": workers.passes_cancelled,
+                "replay_batches_dropped": workers.replay_batches_dropped, "stale_priorities": workers.stale_priorities,
                 "replay_ratio": ledger.consumed / ledger.collected if ledger.collected else None,
                 **self._lags.metrics(), **self._rates.metrics(),
                 "collect_peak_steps_per_s": workers.collected_in_use / collect_s if collect_s else None,
@@ -413,7 +413,7 @@ class Statistics:
             }
 
     def _levels(self, latest: Mapping[int, WorkerCounters]) -> dict[str, int]:
-        """Return the current numbers of workers, missing workers, queued items and pending requests.
+        """Return the current numbers of workers, missing workers, queued batches and pending requests.
 
         The numbers come from the latest message of each gradient worker. If a gradient worker is lost, its collection
         workers and shards count as missing, too.
@@ -424,7 +424,7 @@ class Statistics:
         return {
             "workers": self.num_workers + present.workers + lost.workers,
             "workers_missing": len(absent) + present.workers_missing + lost.workers,
-            "queue_size": present.queued_items, "queue_peak": present.queue_peak,
+            "queue_size": present.queued_batches, "queue_peak": present.queue_peak,
             "requests_in_flight": present.requests_in_flight,
             "draws_in_flight": present.draws_in_flight,
         }

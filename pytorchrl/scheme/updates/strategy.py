@@ -34,7 +34,7 @@ class UpdateStrategy(ABC):
         """Finish or discard all work, so that nothing is in flight or queued; the next step resumes work."""
 
     @property
-    def is_between_items(self) -> bool:
+    def is_between_train_batches(self) -> bool:
         """Whether all workers have used up their train batches, so that each starts a new one in the next step.
 
         The default is True, for strategies whose workers use up their train batches at different times: a caller that

@@ -84,7 +84,7 @@ class SynchronousUpdates(RemoteUpdates):
 
     @property
     @override
-    def is_between_items(self) -> bool:
+    def is_between_train_batches(self) -> bool:
         return self._used_up
 
     def step(self) -> None:

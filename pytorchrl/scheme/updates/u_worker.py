@@ -320,9 +320,9 @@ class UWorker(Worker):
         self.strategy.resize(num_col_workers, resources)
 
     @property
-    def is_between_items(self) -> bool:
+    def is_between_train_batches(self) -> bool:
         """Whether all train batches are used up, so that the next step takes new ones; see `UpdateStrategy`."""
-        return self.strategy.is_between_items
+        return self.strategy.is_between_train_batches
 
     def checkpoint(self, seed: int, timeout_s: float) -> StateDict:
         """Return the state of the tree as plain values and tensors, and reseed the tree.

@@ -44,7 +44,7 @@ def test_a_report_contains_the_parts_of_a_run(tmp_path):
     text = " ".join(page.text)
     for part in ("training: mean return", "ledger, in env steps", "time of each level, at the end",
                  "GWorker 0/CWorker 2", "policy lag, in updates", "faults and restarts", "versions", "num_col_workers",
-                 "2 of 8, mean 1.0, peak 5", "2 to 3", "lost workers replaced: 1 (GWorker 0/CWorker 2)",
+                 "2 of 8, mean 1.0, peak 5", "2 to 3", "lost workers restarted: 1 (GWorker 0/CWorker 2)",
                  "dropped: worker_lost", "loss"):
         assert part in text
     assert set(page.tags) <= TAGS

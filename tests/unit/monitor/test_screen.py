@@ -26,7 +26,7 @@ def test_a_frame_shows_the_tree_and_fits(tmp_path, width):
     for part in ("a ppo on CartPole-v1 ended", "4,000/10,000 steps 40%", "bottleneck: 75% of the time",
                  "2/8, mean 1.0, peak 5", "CWorker 2 100 1,500 2.0 4 8 1", "who waits for whom", "worker_lost 3",
                  "the update worker waits 90% of the time for gradients", "1.5 mean, 3 p90, 9 max",
-                 "lost workers replaced: 1 (GWorker 0/CWorker 2)"):
+                 "lost workers restarted: 1 (GWorker 0/CWorker 2)"):
         assert part in words
 
 

@@ -67,7 +67,7 @@ def test_collection_waits_for_room_in_a_full_queue(tmp_path):
 def test_losses_and_replacements_are_events(tmp_path):
     view = read_run(make_run(tmp_path / "a", usual_records()))
     assert [(event.env_steps, event.text) for event in view.events] == [
-        (1500, "1 of 2 workers missing"), (2000, "lost workers replaced: 1 (GWorker 0/CWorker 2)")]
+        (1500, "1 of 2 workers missing"), (2000, "lost workers restarted: 1 (GWorker 0/CWorker 2)")]
 
 
 @pytest.mark.parametrize(("records", "result", "seconds", "state"), [

@@ -35,7 +35,15 @@ WORDS = {
     r"\b\w+_(?:sec|secs|seconds)\s*[:=]\s*(?:float|int)\b": "a name that ends in _s",
     r"\b(?:worker|env)_idx\b|\bidx_\w+": "index_<name> or rank",
     r"\breplay workers?\b(?! resources)": "replay shard",
+    r"\blearning threads?\b|\blearner's threads?\b": "learner thread",
+    r"\btrees? of workers\b": "worker tree",
+    r"(?:queued|dropped|between)[ _]items\b|(?:\b|_)items[ _](?:queued|dropped)\b":
+        "train batch or batch; an item is what a replay buffer samples",
+    r"\b(?:[Nn]umbers?|[Cc]ounts?) of (?:the |these )?replacements\b|\b[Rr]eplacements (?:so far|of environments)\b"
+    r"|\bnum_replacements\b|[Ww]orkers replaced\b": "restart for the event; the replacement is the new worker",
+    r"\b[Ee]nv workers?\b": "environment worker",
 }
+SUFFIXES = (".py", ".md", ".json", ".svg", ".ipynb")
 FOLDERS = ("pytorchrl", "docs", "examples", "tests", "benchmarks")
 # Files that contain refused words -> why.
 EXEMPT = {
@@ -63,8 +71,7 @@ def files():
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             name = path.relative_to(ROOT).as_posix()
-            if path.suffix in (".py", ".md", ".json") and "_build" not in path.parts and not name.startswith(
-                    tuple(EXEMPT)):
+            if path.suffix in SUFFIXES and "_build" not in path.parts and not name.startswith(tuple(EXEMPT)):
                 yield path
     yield from (ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"))
 
@@ -72,7 +79,9 @@ def files():
 @pytest.mark.parametrize("text", [
     "def normalise(obs)", "num_gradient_workers: int", "the rollout workers wait", "n_envs", "timeout_sec: float",
     "env_idx", "decentralised updates", "coloured", "a canceled use", "of mini-batches", "a replay memory",
-    "every environment step", "two remote collectors", "self._num_shards", "seconds_left"])
+    "every environment step", "two remote collectors", "self._num_shards", "seconds_left",
+    "the learning thread", "the learner's thread", "a tree of workers", "num_items_dropped", "is_between_items",
+    "number of replacements", "Replacements so far", "2 workers replaced", "an env worker"])
 def test_a_refused_word_is_found(text):
     assert len(refused(text)) == 1
 

@@ -119,7 +119,7 @@ def through_a_file(checkpoint):
 def go_on(scheme, count):
     """Make `count` updates, continue until the current train batch is used up, and return the infos."""
     infos = [scheme.step() for _ in range(count)]
-    while not scheme.is_between_items:
+    while not scheme.is_between_train_batches:
         infos.append(scheme.step())
     return infos
 

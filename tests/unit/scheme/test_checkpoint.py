@@ -65,10 +65,10 @@ def test_a_partly_used_train_batch_is_discarded(make, check_ledger, settings):
     straight.start(600)
     go_on(straight, 4)
     straight.step()  # the first of four updates from this train batch
-    assert not straight.is_between_items
+    assert not straight.is_between_train_batches
     resumed.resume(through_a_file(straight.checkpoint()))
     resumed.start(600)
-    assert straight.is_between_items
+    assert straight.is_between_train_batches
     np.testing.assert_equal(go_on(resumed, 3), go_on(straight, 3))
     assert differences(straight.checkpoint(), resumed.checkpoint()) == []
     assert check_ledger(resumed) == check_ledger(straight)

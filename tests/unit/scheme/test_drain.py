@@ -47,7 +47,7 @@ def drained(scheme, check_ledger):
         worker.collector.count(counters)
         worker.batch_source.count(counters)
         assert counters.requests_in_flight == 0
-        assert worker.shards is not None or counters.queued_items == 0
+        assert worker.shards is not None or counters.queued_batches == 0
         assert worker.shards is None or worker.shards.is_idle
     return ledger
 

@@ -79,8 +79,8 @@ def test_queue_policies(learner, train):
     results = {policy: train(learner(costs=costs, queue_policy=policy, queue_size=8), 60)
                for policy in ("block", "drop_oldest", "drop_newest")}
     for policy, (metrics, ledger) in results.items():
-        assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_items"]
-        assert (metrics["dropped_items"] > 100) == (policy != "block")
+        assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_train_batches"]
+        assert (metrics["dropped_train_batches"] > 100) == (policy != "block")
         assert metrics["queue"]["count"] in (metrics["updates"], metrics["updates"] + 1)
         assert metrics["queue"]["quantiles"][-1] == 7  # the queue of 8 is full, and one train batch was just taken
     lags = {policy: metrics["policy_lag"]["p50"] for policy, (metrics, _) in results.items()}
@@ -153,7 +153,7 @@ def test_a_circular_buffer_holds_the_newest(learner, train):
     scheme = learner(buffer="circular", **settings)
     metrics, ledger = train(scheme, 64)
     assert metrics["policy_lag"]["p50"] < ring["policy_lag"]["p50"]
-    assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_items"] > 0
+    assert ledger["dropped"]["queue_full"] == 50 * metrics["dropped_train_batches"] > 0
     assert metrics["passes_cancelled"] > 0
     numbers = [part[0] for part in scheme.update_worker.local_worker.storage.inserted]
     assert all(a != b for a, b in itertools.pairwise(numbers))
@@ -212,13 +212,13 @@ def test_max_policy_lag_drops_at_first_use(learner, train):
     free, _ = train(learner(costs=SLOW_LEARNER), 60)
     metrics, ledger = train(learner(costs=SLOW_LEARNER, max_policy_lag=5), 60)
     assert free["policy_lag"]["max"] > 5 >= metrics["policy_lag"]["max"] > 0
-    assert ledger["dropped"]["policy_lag"] >= 50 * metrics["dropped_items"] > 0
+    assert ledger["dropped"]["policy_lag"] >= 50 * metrics["dropped_train_batches"] > 0
 
 
 def test_only_old_rollouts_are_dropped_from_a_train_batch(learner, train):
     metrics, ledger = train(learner(train_batch_size=300, costs=FAST | {"step@*/CWorker 2": 0.01, "grad": 0.1},
                                     col_in_flight=1, max_policy_lag=2, queue_size=1), 60)
-    assert ledger["dropped"]["policy_lag"] > 0 == metrics["dropped_items"]
+    assert ledger["dropped"]["policy_lag"] > 0 == metrics["dropped_train_batches"]
     assert ledger["consumed"] % 300 > 0 or ledger["consumed"] < 300 * metrics["updates"]
 
 

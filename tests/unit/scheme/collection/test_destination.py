@@ -51,7 +51,7 @@ def test_a_full_queue_makes_the_thread_wait_until_there_is_room(runtime):
     assert runtime.join_thread(putter, 5.0)
     counters = WorkerCounters()
     destination.count(counters)
-    assert counters == WorkerCounters(queued_items=QUEUE_SIZE, queue_peak=QUEUE_SIZE)
+    assert counters == WorkerCounters(queued_batches=QUEUE_SIZE, queue_peak=QUEUE_SIZE)
 
 
 def test_closing_ends_the_wait_for_room(runtime):

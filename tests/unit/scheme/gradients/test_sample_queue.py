@@ -203,7 +203,7 @@ def test_a_full_queue_drops_train_batches_and_counts_their_steps(make, policy, k
         samples.put([make_rollout(number, STEPS)])
     counters = WorkerCounters()
     samples.count(counters)
-    assert counters == WorkerCounters(queued_items=2, dropped_items=1, queue_peak=2)
+    assert counters == WorkerCounters(queued_batches=2, dropped_train_batches=1, queue_peak=2)
     assert ledger.snapshot().dropped == {"queue_full": STEPS}
     assert ledger.snapshot().queued == 2 * STEPS
     assert [samples.take(0.0).version for _ in range(2)] == kept

@@ -96,7 +96,7 @@ def test_random_runs_with_learner_buffers_are_replayed(runs, seed):
     """Check that a replay drops the same items, uses the same slots and calls the same workers as the recorded run.
 
     The settings of the learner's buffers are random; the usual seeds include every value of each. The reports of an
-    update may differ in the number of dropped items, because the collector thread continues while an update is
+    update may differ in the number of dropped train batches, because the collector thread continues while an update is
     reported.
     """
     rng = random.Random(f"buffers {seed}")
@@ -328,7 +328,7 @@ def test_an_error_that_does_not_recur_is_reported(runs, monkeypatch):
 def test_replacements_are_not_limited_in_a_replay(runs):
     """Check that a replay does not limit replacements.
 
-    No time passes in a replay, so the usual limit, ten replacements of a worker in ten minutes, would soon be exceeded.
+    No time passes in a replay, so the usual limit, ten restarts of a worker in ten minutes, would soon be exceeded.
     """
     settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.02", "size": 4,
                 "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)}

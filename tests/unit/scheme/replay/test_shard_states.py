@@ -1,4 +1,4 @@
-"""Check `ShardStates`, an object that the collector thread and the learning thread share."""
+"""Check `ShardStates`, an object that the collector thread and the learner thread share."""
 
 from __future__ import annotations
 

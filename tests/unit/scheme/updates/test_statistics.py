@@ -263,10 +263,10 @@ def test_the_replay_path_takes_time_on_the_real_clock(make_apex):
 def test_a_drain_drops_prefetched_batches(make_apex):
     scheme = make_apex()
     run(scheme)
-    assert scheme.metrics()["replay_items_dropped"] == 0
+    assert scheme.metrics()["replay_batches_dropped"] == 0
     scheme.drain()
     run(scheme, scheme.version + 1)
-    assert 0 < scheme.metrics()["replay_items_dropped"] <= 8
+    assert 0 < scheme.metrics()["replay_batches_dropped"] <= 8
 
 
 def test_a_loop_of_steps_keeps_a_limited_number_of_episodes(make_apex, monkeypatch):
