@@ -24,13 +24,18 @@ from pytorchrl.runtime.simulation import Ended, Signal, Simulation, Task
 
 
 class _Actor:
-    """Worker whose calls run in a task of its own, one at a time, in the order of their arrival."""
+    """Worker whose calls run in a task of its own, one at a time, in the order of their arrival.
+
+    Attributes:
+        peak: Largest number of calls, waiting or taken, when the task took a call.
+    """
 
     def __init__(self, name: str, owner: _Actor | None, build: Callable[[], object]) -> None:
         self.name, self.owner, self.build = name, owner, build
         self.worker: object = None
         self.failure: BaseException | None = None
         self.calls: deque[tuple[_Result, str, tuple[object, ...], Mapping[str, object]]] = deque()
+        self.peak = 0
         self.early: list[Callable[[], object]] = []  # signals to a worker that is not built yet
         self.unsettled: dict[_Result, None] = {}  # results without an outcome; a dict, because a set has no order
         self.arrived = Signal()
@@ -290,6 +295,7 @@ class SimulatedRuntime(Runtime):
             signal()
         while True:
             self.simulation.wait_until(lambda: bool(actor.calls), [actor.arrived], math.inf, "a call")
+            actor.peak = max(actor.peak, len(actor.calls))
             result, method, args, kwargs = actor.calls.popleft()
             self.simulation.record(f"begin {method}")
             outcome = self._call(actor, method, args, kwargs)

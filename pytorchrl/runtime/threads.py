@@ -28,6 +28,9 @@ class _ThreadActor(threading.Thread):
     outcomes of the calls. `calls` has no limit of its own, because `submit` must not wait: the senders limit it, for
     example to `col_in_flight` requests to each collection worker. The value None in `calls` is not a call; it only
     wakes the thread, which then checks `dead`.
+
+    Attributes:
+        peak: Largest number of calls, waiting or taken, when the thread took a call; only the thread updates it.
     """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:
@@ -37,6 +40,7 @@ class _ThreadActor(threading.Thread):
         self.calls: queue.Queue[_Call | None] = queue.Queue()
         self.dead = threading.Event()
         self.failure: BaseException | None = None
+        self.peak = 0
 
     def run(self) -> None:
         try:
@@ -45,6 +49,7 @@ class _ThreadActor(threading.Thread):
             self.failure = error
         while not self.dead.is_set():
             if (call := self.calls.get()) is not None:
+                self.peak = max(self.peak, self.calls.qsize() + 1)
                 self._call(*call)
         self._refuse_rest()
 

@@ -212,7 +212,7 @@ class Channel:
         Values of the message lie in `blocks`. File descriptors are sent for the blocks that the other process has not
         mapped yet.
         """
-        released = self._take_released()
+        released = self._mapped.take_released()
         try:
             packet, new = self._packed(released, blocks, head)
             if len(packet) > _LARGEST_PACKET:
@@ -236,10 +236,6 @@ class Channel:
         new = list({block.number: block for block in blocks if block.number not in self._sent}.values())
         return marshal.dumps((released, [(block.number, block.capacity) for block in new], head),
                              _MARSHAL_VERSION), new
-
-    def _take_released(self) -> list[int]:
-        released = self._mapped.released
-        return [released.popleft() for _ in range(len(released))]
 
     def receive(self) -> Message:
         """Receive a message.

@@ -57,6 +57,7 @@ class BlockPool:
 
     Attributes:
         num_blocks: Number of blocks that are in use or kept for reuse.
+        peak: Largest number of ended uses that have waited to be counted.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class BlockPool:
         # A block number for each use that has ended. `release` only appends to this queue, without the lock, because
         # finalizers call `release`, and a finalizer may run at any time, even while its thread holds the lock.
         self._ended: deque[int] = deque()
+        self.peak = 0
 
     @property
     def num_blocks(self) -> int:
@@ -101,6 +103,7 @@ class BlockPool:
         self._ended.append(number)
 
     def _collect(self) -> None:
+        self.peak = max(self.peak, len(self._ended))
         while self._ended:
             block = self._blocks[self._ended.popleft()]
             block.uses -= 1
@@ -117,10 +120,12 @@ class MappedBlocks:
 
     Attributes:
         released: For each view that this process has dropped, the number of the view's block.
+        peak: Largest number of entries that `take_released` has found in `released`.
     """
 
     def __init__(self) -> None:
         self.released: deque[int] = deque()
+        self.peak = 0
         self._mapped: dict[int, mmap.mmap] = {}
         self._anchors: dict[int, weakref.ref[np.ndarray]] = {}
         self._keys = itertools.count()
@@ -142,6 +147,12 @@ class MappedBlocks:
         key = next(self._keys)
         self._anchors[key] = weakref.ref(anchor, functools.partial(self._release, key, number))
         return anchor
+
+    def take_released(self) -> list[int]:
+        """Remove and return the entries of `released`; views that are dropped meanwhile stay for the next call."""
+        number = len(self.released)
+        self.peak = max(self.peak, number)
+        return [self.released.popleft() for _ in range(number)]
 
     def _release(self, key: int, number: int, _: weakref.ref[np.ndarray]) -> None:
         del self._anchors[key]

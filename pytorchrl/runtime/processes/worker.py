@@ -95,6 +95,7 @@ class _Reader(threading.Thread):
     Attributes:
         calls: Calls for the main thread, in the order in which they arrived. The queue has no limit of its own: the
             callers limit it, for example to `col_in_flight` requests to each collection worker.
+        peak: Largest number of calls, waiting or taken, when the main thread took a call.
     """
 
     def __init__(self, host: _Host, listener: socket.socket) -> None:
@@ -104,6 +105,7 @@ class _Reader(threading.Thread):
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._channels: dict[int, Channel] = {}
         self.calls: queue.SimpleQueue[tuple[Channel, Message]] = queue.SimpleQueue()
+        self.peak = 0
 
     def run(self) -> None:
         try:
@@ -116,6 +118,12 @@ class _Reader(threading.Thread):
         except BaseException:
             logger.exception("the worker cannot read its calls, and ends")
             os._exit(1)
+
+    def take(self) -> tuple[Channel, Message]:
+        """Wait for a call, and return it with its channel; only the main thread calls this method."""
+        taken = self.calls.get()
+        self.peak = max(self.peak, self.calls.qsize() + 1)
+        return taken
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -169,7 +177,7 @@ def run_worker(name: str, listener: socket.socket) -> None:
     reader = _Reader(host, listener)
     reader.start()
     while True:
-        channel, message = reader.calls.get()
+        channel, message = reader.take()
         if message.kind == START:
             host.build(message.take())
         else:

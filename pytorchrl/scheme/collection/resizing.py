@@ -37,6 +37,9 @@ class Resizing:
         strategy: The strategy that makes requests to the workers.
         supervisor: The supervisor of the workers.
         plan: Function that adapts the sizes of batches to a new number of workers.
+
+    Attributes:
+        peak: Largest number of requests that have waited at the same time; the collecting thread updates it.
     """
 
     def __init__(self, workers: CWorkerSet,
@@ -44,6 +47,7 @@ class Resizing:
                  supervisor: Supervisor, plan: Callable[[int], object]) -> None:
         self._workers, self._strategy, self._supervisor, self._plan = workers, strategy, supervisor, plan
         self._requests: deque[_Request] = deque()
+        self.peak = 0
 
     def request(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None) -> None:
         """Request a new number of workers, which takes effect in `apply`; any thread may call this method.
@@ -66,6 +70,7 @@ class Resizing:
         batches.
         """
         while self._requests:
+            self.peak = max(self.peak, len(self._requests))
             number = self._number(self._requests[0])
             if not self._strategy.release(number):
                 return

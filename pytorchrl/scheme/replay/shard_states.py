@@ -58,6 +58,7 @@ class ShardStates:
         added: Number of env steps in rollouts that shards have added and confirmed; the inserter updates this count.
         trained: Number of env steps in sampled batches, where each step counts once per pass over its batch; the
             sampler updates this count.
+        peak: Largest number of rollouts whose headers have waited for the learner at the same time.
     """
 
     def __init__(self, num_replay_workers: int, changed: threading.Event) -> None:
@@ -65,7 +66,7 @@ class ShardStates:
         self._states = [ShardState() for _ in range(num_replay_workers)]
         self._incarnations = [0] * num_replay_workers
         self._headers: deque[RolloutHeader] = deque()
-        self.added = self.trained = 0
+        self.added = self.trained = self.peak = 0
         # Shard that the sampler found to be lost -> the first error, until the inserter handles the loss.
         self._lost: dict[int, WorkerLostError] = {}
 
@@ -103,6 +104,7 @@ class ShardStates:
         with self._lock:
             self.added += header.num_env_steps
             self._headers.append(header)
+            self.peak = max(self.peak, len(self._headers))
 
     def train(self, num_steps: int) -> None:
         """Add env steps to `trained`; a negative number subtracts env steps that the learner did not use."""

@@ -59,3 +59,12 @@ def test_signals_to_a_starting_worker_are_delivered_once_it_is_built(runtime):
     assert all(not runtime.wait([future], 0.0) for future in signalled)
     assert runtime.outcome(handle.submit(SignalRecorder.recorded), 5.0).unwrap() == ["first", "second"]
     assert len(runtime.wait(signalled, 0.0)) == 2
+
+
+def test_the_largest_number_of_calls_is_recorded(runtime):
+    handle = runtime.start_actor(SignalRecorder, {}, name="recorder", resources={})
+    for number in (3, 2):
+        futures = [handle.submit(SignalRecorder.recorded) for _ in range(number)]
+        runtime.sleep(2.0)  # all calls arrive while the worker starts or waits
+        assert runtime.wait(futures, 0.0) == futures
+    assert handle.native.peak == 3

@@ -66,6 +66,16 @@ def test_calls_are_made_in_order_on_the_workers_own_thread(runtime):
     assert built.name == "actor"
 
 
+def test_the_largest_number_of_calls_is_recorded(runtime):
+    worker = _start(runtime)
+    futures = [worker.submit(Counter.wait_for_flag), *(worker.submit(Counter.add, 1) for _ in range(3))]
+    while worker.native.worker is None:
+        time.sleep(0.001)
+    worker.signal(Counter.set_flag)
+    runtime.get_all(futures, 5.0)
+    assert 3 <= worker.native.peak <= len(futures)  # the thread may take the first call before the others arrive
+
+
 def test_errors_are_returned_as_values_until_unwrapped(runtime):
     worker = _start(runtime)
     outcome = runtime.outcome(worker.submit(Counter.fail), 5.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import queue
 import random
 
 import pytest
@@ -191,16 +190,6 @@ def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
         assert set(runs[:-1]) & {math.ceil(delay / rollout)}
 
 
-class Calls(queue.Queue):
-    """The queue of a worker's calls, with the largest number of calls that it has contained."""
-
-    peak = 0
-
-    def put(self, *args, **kwargs):
-        super().put(*args, **kwargs)
-        self.peak = max(self.peak, self.qsize())
-
-
 # Settings -> for levels of the worker tree, the largest number of requests that a worker may have; otherwise, it is 1.
 LIMITS = {
     "col_in_flight": ({"num_col_workers": 2, "col_communication": ASYNC, "col_in_flight": 3}, {"CWorker": 3}),
@@ -221,7 +210,6 @@ def test_the_calls_of_a_worker_are_limited_by_their_senders(make_replay_scheme, 
 
     def init_(self, *args):
         init(self, *args)
-        self.calls = Calls()
         actors.append(self)
     monkeypatch.setattr(_ThreadActor, "__init__", init_)
     agent = {"capacity": 100} if "num_replay_workers" in settings else {}
@@ -234,6 +222,6 @@ def test_the_calls_of_a_worker_are_limited_by_their_senders(make_replay_scheme, 
     peaks = {}
     for actor in actors:
         level = actor.name.rpartition("/")[2].split()[0]
-        peaks[level] = max(peaks.get(level, 0), actor.calls.peak)
+        peaks[level] = max(peaks.get(level, 0), actor.peak)
     assert peaks.keys() >= limits.keys()
     assert {level: peak for level, peak in peaks.items() if not 1 <= peak <= limits.get(level, 1) + 1} == {}

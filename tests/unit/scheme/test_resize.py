@@ -191,9 +191,11 @@ def test_workers_that_leave_get_no_more_requests(make, account):
     scheme = make(num_col_workers=8, col_communication=ASYNC, queue_size=1, costs={"grad": 1.0, "step": 0.01})
     for _ in range(30):
         scheme.step()
-    scheme.resize(num_col_workers=3)
+    for number in (9, 3):
+        scheme.resize(num_col_workers=number)
     before = len(account.made)
     step_until(scheme, [3], lambda scheme: None)
+    assert scheme.update_worker.local_worker.collector.resizing.peak == 2
     later = Counter(number >> 40 & 0xFFF for number in account.made[before:])
     assert max(later[index] for index in range(4, 9)) == 0
     assert min(later[index] for index in range(1, 4)) > 0

@@ -52,7 +52,9 @@ def test_each_view_of_a_block_is_released_by_itself(pool):
     del views[1]
     assert list(blocks.released) == [block.number]
     views.clear()
-    assert list(blocks.released) == [block.number] * 3
+    assert blocks.take_released() == [block.number] * 3
+    assert list(blocks.released) == blocks.take_released() == []
+    assert blocks.peak == 3
 
 
 def test_blocks_in_use_are_distinct_and_released_blocks_are_reused(pool):
@@ -62,6 +64,11 @@ def test_blocks_in_use_are_distinct_and_released_blocks_are_reused(pool):
     assert pool.acquire(60_000) is blocks[0]  # the same capacity
     assert pool.acquire(60_000) not in blocks
     assert pool.num_blocks == 4
+    assert pool.peak == 1
+    for block in blocks[:2]:
+        pool.release(block.number)
+    assert pool.num_blocks == 4
+    assert pool.peak == 2
 
 
 def test_a_block_is_reused_only_after_its_last_use(pool):

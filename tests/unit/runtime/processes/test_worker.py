@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 
 import cloudpickle
 import torch
 
-from pytorchrl.runtime.processes.worker import Start, _Host
+from pytorchrl.runtime.processes.worker import Start, _Host, _Reader
 
 
 def start_of(cls, **params):
@@ -24,3 +25,14 @@ def test_signals_before_the_worker_is_built_run_once_it_is_built():
     host.signal("append", (2,), {})
     assert host._worker is None or not host._early
     assert host.call("copy", (), {}) == [1, 2]
+
+
+def test_the_largest_number_of_calls_is_recorded():
+    listener, other = socket.socketpair()
+    with listener, other:
+        reader = _Reader(_Host(), listener)
+        for number in (3, 2):
+            for call in range(number):
+                reader.calls.put(call)
+            assert [reader.take() for _ in range(number)] == list(range(number))
+    assert reader.peak == 3

@@ -6,6 +6,7 @@ import threading
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
+from tests.unit.scheme.replay.numbered import rollout
 
 
 def test_only_newer_states_of_the_current_incarnation_count():
@@ -37,6 +38,15 @@ def test_a_lost_shard_that_is_reset_is_not_reported():
     states.reset(1)
     states.suspend(1, 0, WorkerLostError("hangs, but was replaced"))
     assert states.take_lost() is None
+
+
+def test_the_largest_number_of_waiting_headers_is_recorded():
+    states, sizes = ShardStates(1, threading.Event()), (2, 3, 1)
+    for size in sizes:
+        for number in range(size):
+            states.confirm(rollout(number).header)
+        assert len(states.take_headers()) == size
+    assert states.peak == max(sizes)
 
 
 def test_a_lost_shard_with_mass_breaks_the_invariant():
