@@ -30,9 +30,9 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file, which replaces `path` when the `with` block ends, or is removed if the block fails.
 
-    If `path` is a symbolic link, the link is replaced, and the file to which it leads does not change. After the block,
-    the file and its name are on the disk, so that they also survive a crash of the machine. An `OSError` in the block
-    names `path`.
+    If `path` is a symbolic link, the link is replaced, and the file to which it leads does not change. Folders that do
+    not exist are created. After the block, the file and its name are on the disk, so that they also survive a crash of
+    the machine. An `OSError` names `path`, or the folder that cannot be created.
 
     Raises:
         OSError: `path` is a device, a named pipe or a directory, or leads to a device or a pipe; or it cannot be
@@ -41,6 +41,7 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(f"{os.fspath(path)!r} is not a regular file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _make_folder(path.parent)
     temporary.unlink(missing_ok=True)  # a killed process with the same id may have left this file
     try:
         with open(temporary, "xb", opener=open_no_follow) as file:
@@ -51,9 +52,17 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
         _sync(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = os.fspath(path)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, os.fspath(temporary)):
+            error.filename, error.filename2 = os.fspath(path), None
         raise
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder and the folders above it, and flush their names to the disk."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync(made.parent)
 
 
 def open_no_follow(path: str, flags: int) -> int:
