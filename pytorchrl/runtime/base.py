@@ -26,6 +26,7 @@ from pytorchrl.errors import WorkerError
 from pytorchrl.runtime.collective import Collective, join_ranks, propose_address
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
+from pytorchrl.support.threads import WorkThread, start_work
 from pytorchrl.support.tracebacks import as_error
 from pytorchrl.support.untyped import Answer, NativeHandle
 
@@ -230,9 +231,9 @@ class Runtime(ABC):
         """
         return self.get_all(futures, timeout_s)
 
-    def start_thread(self, thread: threading.Thread) -> None:
-        """Start a thread of this process."""
-        thread.start()
+    def start_thread(self, thread: WorkThread) -> None:
+        """Start a thread of this process, which is interrupted at the end of the program."""
+        start_work(thread)
 
     def join_thread(self, thread: threading.Thread, timeout_s: float) -> bool:
         """Wait for a thread to end; return False if the thread is still alive after `timeout_s` seconds."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pytorchrl.errors import Problem, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.support.threads import WorkThread
 
 # Total seconds that `close` waits for all threads to finish their current calls.
 _CLOSE_TIMEOUT_S = 5.0
@@ -21,7 +22,7 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 """(future, method, positional arguments, keyword arguments) of a call."""
 
 
-class _ThreadActor(threading.Thread):
+class _ThreadActor(WorkThread):
     """Thread that builds a worker and then runs its calls in order.
 
     The thread belongs to its `ThreadRuntime`, and ends after its current call once `end` was called. Errors are the
@@ -57,6 +58,12 @@ class _ThreadActor(threading.Thread):
         """End the thread after its current call."""
         self.dead.set()
         self.calls.put(None)
+
+    def interrupt(self) -> None:
+        """End the thread after its current call, which the worker's method `interrupt`, if it has one, shortens."""
+        self.end()
+        if hasattr(self.worker, "interrupt"):
+            self.worker.interrupt()
 
     def _call(self, future: cf.Future[object], method: str, args: tuple[object, ...],
               kwargs: Mapping[str, object]) -> None:
@@ -165,9 +172,7 @@ class ThreadRuntime(Runtime):
         The worker refuses further calls. Its method `interrupt`, if it has one, is called to shorten the current call.
         """
         actor: _ThreadActor = handle.native
-        actor.end()
-        if hasattr(actor.worker, "interrupt"):
-            actor.worker.interrupt()
+        actor.interrupt()
         for future in self._pending.pop(actor, ()):
             _settle(future, error=WorkerDiedError(f"{handle.name} has been killed"))
         return self.join_thread(actor, timeout_s)

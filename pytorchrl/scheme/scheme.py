@@ -41,7 +41,7 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.support.terminal import get_logger, printable
-from pytorchrl.support.threads import in_turn
+from pytorchrl.support.threads import Stoppable, in_turn
 from pytorchrl.support.tracebacks import brief_errors_of, raise_exit
 from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
@@ -82,7 +82,7 @@ def check_scheme(scheme: T) -> T:
 
 @brief_errors_of("__init__", "from_factory", "start", "step", "resize", "drain", "checkpoint", "resume", "stop",
                  "update_algorithm_parameter", "save_model", "start_evaluation", "poll_evaluation", "wait_evaluation")
-class Scheme(Architectures):
+class Scheme(Architectures, Stoppable):
     """An agent and the worker tree that trains it. The constructor checks all settings; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories

@@ -1,14 +1,21 @@
-"""States of objects that run once, methods that threads call in turn, and jobs in a background thread."""
+"""States of objects that run once, methods that threads call in turn, and threads that run in the background."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import enum
 import functools
 import threading
+import time
+import weakref
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from pytorchrl.support.terminal import get_logger
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -16,6 +23,10 @@ R = TypeVar("R")
 
 # Seconds after which a wait for a background job is logged; writing a checkpoint takes much less.
 _LOG_INTERVAL_S = 60.0
+# Seconds that the end of the program waits for daemon threads to end; most threads need only a few milliseconds.
+_EXIT_TIMEOUT_S = 5.0
+# Seconds that the end of the program waits for one thread before it interrupts the next one.
+_EXIT_INTERVAL_S = 0.1
 
 logger = get_logger(__name__)
 
@@ -52,6 +63,56 @@ def in_turn(lock_name: str) -> Callable[[Callable[Concatenate[S, P], R]], Callab
         return call
 
     return decorate
+
+
+class Stoppable:
+    """An object whose work `stop` ends; a `with` block calls `stop` at its end."""
+
+    def stop(self) -> object:
+        """End all work; repeated calls change nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class WorkThread(threading.Thread):
+    """A daemon thread that runs until `interrupt` is called.
+
+    If a program ends without stopping its workers, Python ends its daemon threads wherever they are. Within a
+    computation of PyTorch, this would abort the whole process. Threads that `start_work` has started are therefore
+    interrupted when the program ends, and the program waits a few seconds for them.
+    """
+
+    def interrupt(self) -> None:
+        """Let the thread end soon; this method may be called repeatedly, and from any thread."""
+        raise NotImplementedError
+
+
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def start_work(thread: WorkThread) -> None:
+    """Start a thread, and interrupt it at the end of the program if it is still running then."""
+    _started.add(thread)
+    # `atexit` calls the latest function first. The threads must end before the libraries that they use, such as Ray.
+    atexit.unregister(_interrupt_all)
+    atexit.register(_interrupt_all)
+    thread.start()
+
+
+def _interrupt_all() -> None:
+    """Interrupt all threads, the latest first: a thread that calls workers must not notice that they have ended."""
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    # A worker that is still being built may start more threads, so the threads are listed again until all have ended.
+    while (alive := [thread for thread in threading.enumerate() if thread in _started]) and time.monotonic() < deadline:
+        for thread in reversed(alive):
+            with contextlib.suppress(Exception):  # nobody is left that could receive the error
+                cast("WorkThread", thread).interrupt()
+                thread.join(_EXIT_INTERVAL_S)
 
 
 class Background:

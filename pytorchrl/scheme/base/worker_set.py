@@ -10,6 +10,7 @@ from pytorchrl.errors import RayDiedError, StartError, StartTimeoutError, Worker
 from pytorchrl.runtime import Handle
 from pytorchrl.scheme.base.worker import Context, Worker
 from pytorchrl.scheme.transport.link import measure_links
+from pytorchrl.support.threads import Stoppable
 from pytorchrl.support.untyped import OptionValue
 
 W = TypeVar("W", bound=Worker)
@@ -20,14 +21,17 @@ _START_TIMEOUT_S = 60.0
 _START_TIMEOUT_PER_WORKER_S = 10.0
 
 
-class WorkerSet(Generic[W]):
+class WorkerSet(Stoppable, Generic[W]):
     """A local worker, which is worker 0 in this process, and N remote workers.
+
+    If there are remote workers, they do the work of the set; otherwise, the local worker does it. A set that a program
+    builds itself, and not as a part of a `Scheme`, must be stopped: call `stop`, or use a `with` block.
 
     Args:
         worker_class: Class of the workers.
         worker_params: Keyword arguments for all workers.
         remote_config: Resources of each remote worker.
-        num_workers: Number of remote workers, N.
+        num_remote: Number of remote workers, N.
         name: Prefix of the workers' names in errors and logs.
         local_params: Further keyword arguments for the local worker, among them its `context`.
         remote_params: Further keyword arguments for remote workers.
@@ -37,34 +41,44 @@ class WorkerSet(Generic[W]):
 
     Attributes:
         worker_class: As given.
-        remote_config, num_workers: As given; `resize` changes these values.
+        remote_config: As given; `resize` may change the resources.
     """
 
     kind: ClassVar[str] = "workers"
     """Name of the workers in messages about their start."""
     remote_class: type[Worker] | None = None
     """Class of the remote workers; None: `worker_class`. The annotated type of `remote_workers()` is not affected."""
+    local_works = True
+    """Whether the local worker does the work of a set without remote workers."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, OptionValue],  # noqa: PLR0913
-                 remote_config: Mapping[str, float], num_workers: int, *, name: str,
+                 remote_config: Mapping[str, float], num_remote: int, *, name: str,
                  local_params: Mapping[str, OptionValue], remote_params: Mapping[str, OptionValue],
                  context: Context, first_index: int = 1) -> None:
         self.worker_class, self._params = worker_class, dict(worker_params)
-        self.remote_config, self.num_workers = dict(remote_config), num_workers
+        self.remote_config = dict(remote_config)
         self._context, self._runtime = context, context.runtime
         self._local = worker_class(index_worker=0, **self._params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
         self._first_index = first_index
         # Incarnation of the latest worker at each index, including indices that `resize` has removed.
-        self._incarnations = [context.incarnation] * num_workers
+        self._incarnations = [context.incarnation] * num_remote
         self._links_s: list[float] = []  # for each remote worker, the seconds to send a byte; empty until measured
-        self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
+        self._remote: list[Handle[W]] = [self._start(place) for place in range(num_remote)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
     @property
     def worker_params(self) -> Mapping[str, object]:
         """Keyword arguments of all workers."""
         return self._params
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers that do the work of the set: the remote workers or, if there are none, the local worker.
+
+        `len(remote_workers())` is the number of remote workers.
+        """
+        return len(self._remote) or int(self.local_works)
 
     def incarnation(self, place: int) -> int:
         """Return the incarnation of worker `place` of `remote_workers()`; each replacement increases it by 1."""
@@ -99,29 +113,28 @@ class WorkerSet(Generic[W]):
         # the value that was measured for the lost worker.
         self._send_link(place)
 
-    def resize(self, num_workers: int, resources: Mapping[str, float] | None = None) -> None:
-        """Start or kill remote workers until there are `num_workers`; workers with the largest indices are killed.
+    def resize(self, num_remote: int, resources: Mapping[str, float] | None = None) -> None:
+        """Start or kill remote workers until there are `num_remote`; workers with the largest indices are killed.
 
         If a new worker has the index of an earlier worker, its incarnation is greater by 1, so that the new worker does
         not repeat the random numbers of the earlier worker.
 
         Args:
-            num_workers: New number of remote workers.
+            num_remote: New number of remote workers.
             resources: Resources of each worker that is started from now on; None: the resources do not change.
         """
         if resources is not None:
             self.remote_config = dict(resources)
-        for handle in self._remote[num_workers:]:
+        for handle in self._remote[num_remote:]:
             self._runtime.kill(handle)
-        del self._remote[num_workers:]
-        for place in range(len(self._remote), num_workers):
+        del self._remote[num_remote:]
+        for place in range(len(self._remote), num_remote):
             if place < len(self._incarnations):
                 self._incarnations[place] += 1
             else:
                 self._incarnations.append(self._context.incarnation)
             self._remote.append(self._start(place))
             self._send_link(place)
-        self.num_workers = num_workers
 
     def local_worker(self) -> W:
         """Return worker 0, an object of this process."""
@@ -161,7 +174,8 @@ class WorkerSet(Generic[W]):
             known = self._links_s[place:place + 1] or self._links_s
             self._remote[place].submit(self.worker_class.set_link, sum(known) / len(known))
 
-    def kill_remote(self) -> None:
-        """Kill all remote workers."""
+    def stop(self) -> object:
+        """Kill all remote workers; a subclass also ends the work of the local worker."""
         for handle in self._remote:
             self._runtime.kill(handle)
+        return None

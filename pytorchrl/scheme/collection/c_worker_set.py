@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from typing_extensions import override
+
 from pytorchrl.agent.options import creation_text
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Runtime
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _RESEED_TIMEOUT_S = 60.0
 # Time limit, in seconds, within which the workers that a resize removes must close their environments.
 _LEAVE_TIMEOUT_S = 5.0
+# Seconds that stop() waits for workers to finish their current calls and to close their environments.
+_STOP_TIMEOUT_S = 5.0
 
 
 class CWorkerSet(WorkerSet[CWorker]):
@@ -77,6 +81,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         if is_central:
             self.remote_class = EnvWorker
         num_threads = factory.num_threads if options.col_num_threads is None else options.col_num_threads
+        self.local_works = collects
         super().__init__(
             CWorker, params, {} if has_twin else options.col_worker_resources, num_remote,
             name=f"GWorker {index_parent}/CWorker ", first_index=0 if has_twin else 1,
@@ -86,6 +91,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             context=Context(runtime=self.runtime, incarnation=context.incarnation,
                             num_threads=None if has_twin else num_threads,
                             initial_weights=None if is_central else context.initial_weights))
+        self._final: tuple[int | None, int] | None = None  # the result of `stop`
         self.inference: Inference | None = None
         if is_central and num_remote:
             actor = CWorker(
@@ -95,19 +101,24 @@ class CWorkerSet(WorkerSet[CWorker]):
                 actor, lambda place: actor.new_builder((index_parent, 1 + place, self.incarnation(place))),
                 options.inference_batch)
 
-    def close(self, timeout_s: float) -> tuple[int | None, int]:
+    @override
+    def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> tuple[int | None, int]:
         """Close and kill all collection workers; wait at most `timeout_s` seconds for their responses.
+
+        Repeated calls only return the result.
 
         Returns:
             The number of env steps that all workers have taken (None if a worker did not respond), and the number of
             these steps that were not returned in a rollout.
         """
-        outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
-        counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
-        for handle in self.remote_workers():
-            self.runtime.kill(handle)
-        made = sum(steps for steps, _ in counts) if len(counts) == 1 + len(outcomes) else None
-        return made, sum(undelivered for _, undelivered in counts)
+        if self._final is None:
+            calls = [handle.submit(CWorker.close) for handle in self.remote_workers()]
+            found = [outcome.value for outcome in self.runtime.get_all(calls, timeout_s)]
+            counts = [self.local_worker().close(), *(count for count in found if count is not None)]
+            super().stop()
+            made = sum(steps for steps, _ in counts) if len(counts) == 1 + len(found) else None
+            self._final = made, sum(undelivered for _, undelivered in counts)
+        return self._final
 
     def recipe_for(self, num_col_workers: int | tuple[int, ...]) -> CWorkerRecipe:
         """Return a copy of the set's recipe with another value of `num_col_workers`."""

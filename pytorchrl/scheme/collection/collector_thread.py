@@ -40,6 +40,7 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
+from pytorchrl.support.threads import WorkThread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class CollectorSetup:
     inference: Inference | None = None
 
 
-class CollectorThread(threading.Thread):
+class CollectorThread(WorkThread):
     """The thread that passes rollouts from collection workers to a gradient worker's sample queue or to replay.
 
     Asynchronous collection runs in this thread: `ensure_started` starts the thread, which collects until it is closed

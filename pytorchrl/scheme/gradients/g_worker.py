@@ -31,6 +31,7 @@ from pytorchrl.scheme.options.gradients import GWorkerOptions, GWorkerSetOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Report, Weights, WholeState
+from pytorchrl.support.threads import Stoppable
 from pytorchrl.support.untyped import Payload, StateDict
 
 # Each replacement of a GWorker starts its workers' incarnations at a new multiple of 64, so that none is reused.
@@ -63,7 +64,7 @@ def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concat
     return call
 
 
-class GWorker(Worker):
+class GWorker(Worker, Stoppable):
     """A worker that computes gradients from the data of its collection workers.
 
     Args:
@@ -462,7 +463,7 @@ class GWorker(Worker):
         """
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)
-            made, undelivered = self.col_workers.close(_STOP_TIMEOUT_S)
+            made, undelivered = self.col_workers.stop(_STOP_TIMEOUT_S)
             self.batch_source.close(_STOP_TIMEOUT_S)
             self.ledger.collect(undelivered)
             self.ledger.drop_all(DropReason.SHUTDOWN)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from typing_extensions import override
+
 from pytorchrl.agent.options import creation_text
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
@@ -17,6 +19,7 @@ from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.gradients.recipe import GWorkerRecipe
+from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.options.base import (
     ASYNC,
     DEFAULT_EXECUTION,
@@ -44,6 +47,8 @@ from pytorchrl.support.tracebacks import brief_errors
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+# Seconds that stop() waits for remote workers to stop their own workers.
+_STOP_TIMEOUT_S = 5.0
 
 
 class GWorkerSet(WorkerSet[GWorker]):
@@ -52,7 +57,8 @@ class GWorkerSet(WorkerSet[GWorker]):
     If gradient workers are remote, the local worker only applies updates and provides parameters.
 
     Args:
-        num_workers: Number of gradient workers.
+        num_workers: Number of gradient workers. By default, the local worker is the only one if the number is 1, and
+            all of them are remote if it is larger.
         index_parent: Index of the parent worker.
         local_device: Device of the local worker: "cpu" or "cuda:N"; None: the CPU.
         col_execution: "Central" or "Parallel" collection.
@@ -95,12 +101,36 @@ class GWorkerSet(WorkerSet[GWorker]):
 
     def _build(self, recipe: GWorkerRecipe, index_parent: int, local_device: str | None, runtime: Runtime) -> None:
         self.index_parent = index_parent
+        self._final: list[LedgerSnapshot | None] | None = None  # the result of `stop`
         super().__init__(
             GWorker, {"col_workers_factory": recipe}, recipe.options.grad_worker_resources,
             recipe.options.num_workers if recipe.options.is_parallel else 0, name="GWorker ",
             local_params={"device": local_device, "context": Context(runtime=runtime)},
             remote_params={"device": recipe.options.grad_device},
             context=Context(runtime=runtime, num_threads=recipe.num_threads))
+
+    def interrupt(self) -> None:
+        """End collection in all workers; see `GWorker.interrupt`."""
+        for handle in self.remote_workers():
+            handle.signal(GWorker.interrupt)
+        self.local_worker().interrupt()
+
+    @override
+    def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> list[LedgerSnapshot | None]:
+        """Stop all workers and the workers below them; wait at most `timeout_s` seconds for the remote workers.
+
+        Repeated calls only return the result.
+
+        Returns:
+            The final ledger of the local worker, and that of each remote worker; None if the worker did not respond.
+        """
+        if self._final is None:
+            self.interrupt()
+            calls = [handle.submit(GWorker.stop) for handle in self.remote_workers()]
+            outcomes = self._runtime.get_all(calls, timeout_s)
+            self._final = [self.local_worker().stop(), *(outcome.value for outcome in outcomes)]
+            super().stop()
+        return self._final
 
     @property
     def worker_params(self) -> Mapping[str, object]:

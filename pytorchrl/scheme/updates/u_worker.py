@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NoReturn, TypeAlias
@@ -34,7 +33,7 @@ from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
 from pytorchrl.scheme.updates.synchronous import SynchronousUpdates
 from pytorchrl.support.terminal import get_logger
-from pytorchrl.support.threads import State
+from pytorchrl.support.threads import State, Stoppable, WorkThread
 from pytorchrl.support.tracebacks import as_error, raise_exit
 from pytorchrl.support.untyped import OptionValue, StateDict
 
@@ -45,7 +44,7 @@ _STOP_TIMEOUT_S = 4.0
 logger = get_logger(__name__)
 
 
-class UpdaterThread(threading.Thread):
+class UpdaterThread(WorkThread):
     """Thread that makes updates until it is stopped.
 
     If the thread is not started, `step()` makes an update in the calling thread.
@@ -110,8 +109,8 @@ class UpdaterThread(threading.Thread):
             logger.debug("the updater thread ends", exc_info=True)
         self.progressed.set()
 
-    def signal_stop(self) -> None:
-        """Signal the thread to make no further update."""
+    def interrupt(self) -> None:
+        """Let the thread make no further update."""
         self._closing.set()
 
 
@@ -124,7 +123,7 @@ def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
                           "the number of env steps of the run")
 
 
-class UWorker(Worker):
+class UWorker(Worker, Stoppable):
     """The update worker, which applies gradients, sends new weights to the other workers, and keeps statistics.
 
     Args:
@@ -425,19 +424,14 @@ class UWorker(Worker):
             return self._final
         failure = self.updater.failure
         self.statistics.request_report()
-        self.updater.signal_stop()
-        for handle in self.remote_workers:
-            handle.signal(GWorker.interrupt)
-        self.local_worker.interrupt()
+        self.updater.interrupt()
+        self.grad_workers.interrupt()
         self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
         self.strategy.finish(_STOP_TIMEOUT_S)
         with contextlib.suppress(WorkerLostError):  # after this error, the local worker keeps its weights
             self._pull_weights(1.0)
-        stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
-        for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):
-            self.statistics.tree_ledger.close(index, outcome.value)
-        self.statistics.tree_ledger.close(0, self.local_worker.stop())
-        self.grad_workers.kill_remote()
+        for index, ledger in enumerate(self.grad_workers.stop(_STOP_TIMEOUT_S)):
+            self.statistics.tree_ledger.close(index, ledger)
         self._final = self.statistics.tree_ledger.settle()
         if self._record is not None:
             self._write_record(failure)

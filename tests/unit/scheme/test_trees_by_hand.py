@@ -91,7 +91,7 @@ def test_a_learner_drives_a_tree_and_resumes_it(tmp_path):
 def test_each_level_works_without_the_levels_above_it():
     collectors = collection()(0)
     assert len(collectors.remote_workers()) == 0
-    collectors.close(1.0)
+    collectors.stop()
     workers = GWorkerSet.create_factory(1, collection())()
     worker = workers.local_worker()
     gradients, info = worker.step()

@@ -50,7 +50,7 @@ def test_the_updater_thread_knows_its_state():
     updater.start()
     assert updater.progressed.wait(60)
     assert updater.state is State.RUNNING
-    updater.signal_stop()
+    updater.interrupt()
     updater.join(60)
     assert updater.state is State.STOPPED
 
