@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -19,7 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import ActingStep, Batch, Evaluated, ReplayBatch, RolloutData, SequenceBatch
+from pytorchrl.agent.data import (
+    OBS_LEAF,
+    ActingStep,
+    Batch,
+    DataKind,
+    Evaluated,
+    ReplayBatch,
+    RolloutData,
+    SequenceBatch,
+)
 from pytorchrl.errors import ConfigError, ContractError
 from pytorchrl.support.untyped import UserPart
 
@@ -283,14 +293,23 @@ def _check_batch(storage: object, batch: object) -> None:
 
 def _check_num_samples(storage: object, batch: Batch | ReplayBatch | SequenceBatch, num_valid: int) -> None:
     if batch.num_samples != num_valid:
-        raise violation(storage, "generate_batches()", f"a batch with num_samples={batch.num_samples}",
-                        f"the number of its valid samples, {num_valid}")
+        raise _bad_batch(storage)(f"a batch with num_samples={batch.num_samples}",
+                                  f"the number of its valid samples, {num_valid}")
+
+
+def _bad_batch(storage: object) -> Callable[[str, str], ContractError]:
+    """Return a function that makes an error of the storage from what it returned and what was expected."""
+    return functools.partial(violation, storage, "generate_batches()")
 
 
 _FLOAT, _INT, _BOOL = (torch.float32,), (torch.int64,), (torch.bool,)
-# Field of a batch from replay -> its axes and its allowed dtypes; () allows any dtype, which depends on the space. An
+# Field of a batch -> its axes and its allowed dtypes; () allows any dtype, which depends on the space. An
 # axis with an upper-case name has the same size in all fields; "..." stands for any number of further axes.
 _Fields = Mapping[str, tuple[str, tuple[torch.dtype, ...]]]
+_SAMPLES: _Fields = {  # of a `Batch`, without an axis L for actors with memory
+    "obs": ("B ...", ()), "done": ("B", _BOOL), "rhs": ("B h", _FLOAT), "mask": ("B n", _BOOL),
+    "action": ("B ...", _INT + _FLOAT), "valid": ("B", _BOOL), "logp": ("B", _FLOAT), "value": ("B", _FLOAT),
+    "ret": ("B", _FLOAT), "advantage": ("B", _FLOAT)}
 _TRANSITIONS: _Fields = {
     "ids": ("B", _INT), "obs": ("B ...", ()), "action": ("B ...", _INT + _FLOAT), "ret": ("B", _FLOAT),
     "discount": ("B", _FLOAT), "next_obs": ("B ...", ()), "weight": ("B", _FLOAT), "mask": ("B n", _BOOL),
@@ -303,21 +322,28 @@ _SEQUENCES: _Fields = {  # R = W + L + n, the number of rows of a sequence; see 
 
 def _check_replay_batch(storage: object, batch: ReplayBatch | SequenceBatch) -> None:
     """Check the dtypes and shapes that `ReplayBatch` or `SequenceBatch` documents, and the number of samples."""
+    _check_fields(batch, _TRANSITIONS if isinstance(batch, ReplayBatch) else _SEQUENCES, _bad_batch(storage))
+    _check_num_samples(storage, batch, len(batch.ids) if isinstance(batch, ReplayBatch) else int(batch.valid.sum()))
+
+
+def _check_fields(batch: Batch | ReplayBatch | SequenceBatch, fields: _Fields,
+                  error: Callable[[str, str], Exception]) -> None:
+    """Check the tensors of a batch; raise `error(got, expected)` for a wrong one."""
     sizes: dict[str, int] = {}
-    for field, (axes, dtypes) in (_TRANSITIONS if isinstance(batch, ReplayBatch) else _SEQUENCES).items():
+    optional = _optional_fields(type(batch))
+    for field, (axes, dtypes) in fields.items():
         value = getattr(batch, field)
-        if value is None and field in ("mask", "next_mask", "previous"):
+        if value is None and field in optional:
             continue
         items = {f"{field}/{leaf}": item for leaf, item in value.items()} if isinstance(value, Mapping) else {
             field: value}
         for name, item in items.items():
-            _check_axes(storage, name, item, axes.split(), dtypes, sizes)
-    _check_num_samples(storage, batch, len(batch.ids) if isinstance(batch, ReplayBatch) else int(batch.valid.sum()))
+            _check_axes(error, name, item, axes.split(), dtypes, sizes)
 
 
-def _check_axes(storage: object, name: str, value: object, axes: Sequence[str], dtypes: Sequence[torch.dtype],
-                sizes: dict[str, int]) -> None:
-    """Raise `ContractError` unless a tensor of a batch has these axes and one of these dtypes.
+def _check_axes(error: Callable[[str, str], Exception], name: str, value: object, axes: Sequence[str],
+                dtypes: Sequence[torch.dtype], sizes: dict[str, int]) -> None:
+    """Raise `error(got, expected)` unless a tensor of a batch has these axes and one of these dtypes.
 
     `sizes` contains the sizes of the axes with upper-case names in the tensors so far, and this method adds new ones.
     """
@@ -330,8 +356,51 @@ def _check_axes(storage: object, name: str, value: object, axes: Sequence[str], 
             return
     wanted = ", ".join(str(sizes.get(axis, axis)) for axis in axes) + ("," if len(axes) == 1 else "")
     kinds = " or ".join(map(_plain, dtypes))
-    raise violation(storage, "generate_batches()", f"{name!r} as {_described(value)}",
-                    f"a tensor of shape ({wanted})" + (f" and dtype {kinds}" if kinds else ""))
+    raise error(f"{name!r} as {_described(value)}",
+                f"a tensor of shape ({wanted})" + (f" and dtype {kinds}" if kinds else ""))
+
+
+def _optional_fields(cls: type[Batch | ReplayBatch | SequenceBatch]) -> frozenset[str]:
+    """Return the names of the fields of a class of batches that may be None."""
+    return frozenset(field.name for field in dataclasses.fields(cls) if str(field.type).endswith("| None"))
+
+
+def batch_of(kind: DataKind, fields: Mapping[str, object]) -> Batch | ReplayBatch | SequenceBatch:
+    """Build a batch from a dictionary.
+
+    Args:
+        kind: The kind of data that the algorithm learns from.
+        fields: The fields of `Batch`, `ReplayBatch` or `SequenceBatch`, depending on the kind, by name. Fields that
+            may be None or have a default may be missing, and so may `rhs`. `num_samples` is then counted. Observations
+            with a single leaf may be tensors instead of dictionaries.
+
+    Returns:
+        The batch, of the class that belongs to the kind.
+
+    Raises:
+        ConfigError: A field is unknown or missing, or has a wrong shape or dtype.
+    """
+    kinds: dict[DataKind, tuple[type[Batch | ReplayBatch | SequenceBatch], _Fields]] = {
+        DataKind.TRANSITIONS: (ReplayBatch, _TRANSITIONS), DataKind.SEQUENCES: (SequenceBatch, _SEQUENCES)}
+    cls, tensors = kinds.get(kind, (Batch, _SAMPLES))
+    known = {field.name: field.default for field in dataclasses.fields(cls)}
+    values: dict[str, object] = {**dict.fromkeys(_optional_fields(cls)), **({"rhs": {}} if "rhs" in known else {})}
+    for name, value in fields.items():
+        is_leaf = name in ("obs", "next_obs") and isinstance(value, Tensor)
+        values[name] = {OBS_LEAF: value} if is_leaf else value
+    missing = [name for name, default in known.items() if name not in values and default is dataclasses.MISSING]
+    if missing or (unknown := [name for name in values if name not in known]):
+        raise ConfigError(f"the batch of compute_gradients() {'lacks' if missing else 'has unknown fields:'} "
+                          f"{', '.join(missing or unknown)}; the fields of {cls.__name__} are {', '.join(known)}")
+    batch = cls(**values)  # type: ignore[arg-type] # `_check_fields` checks the values
+    if cls is Batch and isinstance(batch.ret, Tensor) and batch.ret.dim() == 2:  # sequences, for actors with memory
+        tensors = {name: (axes if name == "rhs" else f"L {axes}", dtypes) for name, (axes, dtypes) in tensors.items()}
+    _check_fields(batch, tensors, lambda got, expected: ConfigError(
+        f"compute_gradients() got {got}; expected {expected}"))
+    if "num_samples" in fields:
+        return batch
+    valid = getattr(batch, "valid", None)
+    return dataclasses.replace(batch, num_samples=batch.ret.numel() if valid is None else int(valid.sum()))
 
 
 class DataCheck:

@@ -311,14 +311,17 @@ class Algorithm(Part, Updatable, ABC):
         return {name: tensor.detach().cpu().clone() for name, tensor in self.acting_tensors()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Copy an `acting_state()`, which consists of tensors or arrays, into the actor.
+        """Copy an `acting_state()` or a `state_dict()` of the actor, with tensors or arrays as values, into the actor.
 
-        Optimizers, schedules and generators do not change.
+        Target networks, optimizers, schedules and generators do not change.
 
         Raises:
             WeightsError: Names or shapes do not fit; nothing was changed.
         """
-        copy_tensors(dict(self.acting_tensors()), state, "acting state")
+        if state.keys() & self.groups.keys():
+            copy_tensors(dict(self.acting_tensors()), state, "acting state")
+        else:
+            copy_tensors(self.actor.state_dict(), state, "state of the actor")
 
     def learning_state(self) -> dict[str, Tensor]:
         """Return CPU copies of all tensors that gradients depend on but acting does not, such as target networks."""

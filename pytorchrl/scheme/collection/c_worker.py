@@ -249,8 +249,8 @@ class CWorker(Worker):
         """Copy weights into the actor.
 
         Args:
-            weights: A `Weights` message, or only the arrays that acting needs, by name (an acting state). An acting
-                state does not change `version`.
+            weights: A `Weights` message, or the arrays that acting needs, by name: an `acting_state()` of the algorithm
+                or a `state_dict()` of the actor. Only a message changes `version`.
 
         Raises:
             WeightsError: Names or shapes differ from those of the actor.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 
+from pytorchrl.agent.contracts import batch_of
 from pytorchrl.agent.data import Batch
-from pytorchrl.errors import CallOrderError, DrainingError
+from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
+from pytorchrl.errors import CallOrderError, ConfigError, DrainingError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.base.worker import Context, Worker
@@ -187,16 +189,26 @@ class GWorker(Worker, Stoppable):
         self.get_data()
         return self.get_grads(distribute_gradients)
 
-    def compute_gradients(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
+    def compute_gradients(self, batch: Batch | Mapping[str, object],
+                          distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """Compute the gradients of one batch.
 
         Args:
-            batch: A batch of the kind that the algorithm learns from.
+            batch: A batch of the kind that the algorithm learns from, or a dictionary of its tensors; see `batch_of`.
+                With several policies, only a `MultiBatch` is possible.
             distribute_gradients: If True, average gradients over all gradient workers, weighted by numbers of samples.
 
         Returns:
             One flat float32 gradient per parameter group, and the algorithm's statistics.
+
+        Raises:
+            ConfigError: A tensor of the dictionary is unknown or missing, or has a wrong shape or dtype.
         """
+        if isinstance(batch, Mapping):
+            if isinstance(self.algo, MultiAgentAlgorithm):
+                raise ConfigError("an agent with several policies needs a MultiBatch, got a dictionary; take the batch "
+                                  "of get_data()")
+            batch = cast("Batch", batch_of(self.algo.learns_from, batch))
         return self._gradients.compute(batch, distribute_gradients)
 
     def apply_gradients(self, gradients: Vectors | None = None, *,
@@ -358,7 +370,15 @@ class GWorker(Worker, Stoppable):
 
     @timed("decode")
     def set_weights(self, actor_weights: Weights | Mapping[str, np.ndarray | torch.Tensor]) -> None:
-        """Copy the weights of a `Weights` message, or the algorithm's `acting_state()`, into the actor."""
+        """Copy weights into the actor.
+
+        Args:
+            actor_weights: A `Weights` message; or tensors by name: `actor.state_dict()`, or the algorithm's
+                `acting_state()`.
+
+        Raises:
+            WeightsError: Names or shapes differ from those of the actor.
+        """
         self.local_worker.set_weights(actor_weights)
 
     def get_weights(self, learning: bool = False) -> Weights:
@@ -372,7 +392,10 @@ class GWorker(Worker, Stoppable):
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
-        """Save the actor for `torch.load(..., weights_only=True)`; return the path `fname`, whose folder must exist."""
+        """Save the actor for `torch.load(..., weights_only=True)`; return the path `fname`.
+
+        A folder that does not exist is created.
+        """
         with self._journal.lock:
             state = {"format": MODEL_FORMAT, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         return save(fname, state)

@@ -8,6 +8,15 @@ import queue
 import threading
 
 import pytest
+import torch
+
+from pytorchrl import (
+    DQN, PPO, R2D2, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, SequenceBuffer,
+    VecEnv)
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import ConfigError, WeightsError
+from pytorchrl.scheme import CWorkerSet
+from pytorchrl.scheme.gradients.g_worker import GWorker
 
 _RESOURCES = {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648}
 NO_DEFAULT = inspect.Parameter.empty
@@ -164,8 +173,6 @@ def test_attributes_of_gradient_worker_set(make_scheme):
 
 def test_workers_can_be_driven_by_hand(make_scheme, tmp_path):
     """The documented methods, called as documented."""
-    import torch
-
     worker = make_scheme(num_envs=2, size=8).update_worker.local_worker
     before = worker.algo.acting_state()["all"]
     batch = worker.get_data()
@@ -185,3 +192,96 @@ def test_workers_can_be_driven_by_hand(make_scheme, tmp_path):
     assert torch.equal(torch.load(path, weights_only=True)["acting_state"]["all"], before)
     worker.stop()
     assert worker.collector.stopped
+
+
+def _agents():
+    """Return, by name, the factories of agents that learn from each kind of data."""
+    envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
+    continuous = VecEnv.create_factory("Pendulum-v1", vec_env_size=2)
+    spaces, small = (envs.observation_space, envs.action_space), {"hidden_sizes": (8,)}
+    ppo, rollouts = PPO.create_factory(num_epochs=1, num_mini_batch=1), GAEBuffer.create_factory(8)
+    replay = {"mini_batch_size": 4, "start_steps": 8}
+    return {
+        "rollouts": (ppo, OnPolicyActor.create_factory(*spaces, normalize_obs=True, **small), rollouts, envs),
+        "memory": (ppo, OnPolicyActor.create_factory(*spaces, recurrent_net="gru", **small), rollouts, envs),
+        "transitions": (DQN.create_factory(**replay), QActor.create_factory(*spaces, **small),
+                        PERBuffer.create_factory(200), envs),
+        "continuous actions": (
+            SAC.create_factory(**replay),
+            OffPolicyActor.create_factory(continuous.observation_space, continuous.action_space, **small),
+            ReplayBuffer.create_factory(200), continuous),
+        "sequences": (R2D2.create_factory(**replay), QActor.create_factory(*spaces, recurrent_net="lstm", **small),
+                      SequenceBuffer.create_factory(200, length=4, period=4, burn_in=2), envs)}
+
+
+def _fields(batch):
+    return {name: getattr(batch, name) for name in batch.__dataclass_fields__}
+
+
+def test_gradients_are_computed_from_a_dictionary_of_tensors():
+    counts = ("num_samples", "num_new_samples", "last", "is_normalized")
+    for name, agent in _agents().items():
+        with GWorker(0, CWorkerSet.create_factory(1, *agent)) as worker:
+            batch = worker.get_data()
+            state = worker.algo.state_dict()  # includes the random generators
+            expected, info = worker.compute_gradients(batch, False)
+            forms = [_fields(batch), {field: value for field, value in _fields(batch).items()
+                                      if field not in counts and value is not None and value != {}}]
+            if set(batch.obs) == {"obs"}:
+                forms.append({**forms[1], "obs": batch.obs["obs"]})
+            for form in forms:
+                worker.algo.load_state_dict(state)
+                found, again = worker.compute_gradients(form, False)
+                assert all(map(torch.equal, found, expected)), name
+                assert again["loss"] == info["loss"], name
+
+
+def test_a_wrong_dictionary_is_refused_with_the_field_and_what_is_allowed():
+    agents = _agents()
+    cases = [
+        ("rollouts", lambda fields: fields.pop("action"), "lacks action; the fields of Batch are obs, done"),
+        ("rollouts", lambda fields: fields.update(actions=fields["action"]), "has unknown fields: actions; the fields"),
+        ("rollouts", lambda fields: fields.update(action=fields["action"][1:]),
+         r"got 'action' as .*\(15,\).*\(16, ...\)"),
+        ("rollouts", lambda fields: fields.update(ret=fields["ret"].double()), "got 'ret' as .*float64.*dtype float32"),
+        ("rollouts", lambda fields: fields.update(logp=[0.0]), "got 'logp' as .*list"),
+        ("transitions", lambda fields: fields.pop("ids"), "lacks ids; the fields of ReplayBatch are"),
+        ("sequences", lambda fields: fields.pop("valid"), "lacks valid; the fields of SequenceBatch are")]
+    for name, spoil, message in cases:
+        with GWorker(0, CWorkerSet.create_factory(1, *agents[name])) as worker:
+            fields = _fields(worker.get_data())
+            spoil(fields)
+            with pytest.raises(ConfigError, match=message):
+                worker.compute_gradients(fields, False)
+
+
+def test_weights_can_be_set_from_the_state_dict_of_the_actor():
+    for name, agent in _agents().items():
+        with GWorker(0, CWorkerSet.create_factory(1, *agent)) as worker:
+            before = {key: value.clone() for key, value in worker.actor.state_dict().items()}
+            worker.step()
+            worker.apply_gradients()
+            with torch.no_grad():
+                for group in worker.algo.groups.values():
+                    group.data.add_(1.0)
+            assert not all(torch.equal(value, before[key]) for key, value in worker.actor.state_dict().items()), name
+            worker.set_weights(before)
+            assert all(torch.equal(value, before[key]) for key, value in worker.actor.state_dict().items()), name
+            parts = [part for group in worker.algo.groups.values() for part in group.split(group.data).items()]
+            own = dict(worker.actor.named_parameters())
+            # The parameters are still views of the vectors.
+            assert all(torch.equal(value, own[key]) for key, value in parts if key in own), name
+            key = next(iter(before))
+            without = {other: value for other, value in before.items() if other != key}
+            for wrong in ({}, {**before, key: before[key][:1]}, without):
+                with pytest.raises(WeightsError, match="state of the actor"):
+                    worker.set_weights(wrong)
+
+
+def test_a_model_is_saved_in_a_new_folder(tmp_path):
+    with GWorker(0, CWorkerSet.create_factory(1, *_agents()["rollouts"])) as worker:
+        path = worker.save_model(str(tmp_path / "runs" / "first" / "model.pt"))
+        assert "acting_state" in torch.load(path, weights_only=True)
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match=r"file'$"):
+            worker.save_model(str(tmp_path / "file" / "model.pt"))
