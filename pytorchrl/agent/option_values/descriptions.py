@@ -47,6 +47,7 @@ FACTORY, FLOAT = "__factory__", "__float__"
 _CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _OTHER = (
     "__code__", "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__other__")
 _SPECIAL = (_CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, FLOAT, _OTHER)
+_LONGEST = 80  # characters of a text that an error shows
 KINDS: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper, gym.vector.VectorEnv)
 """The base classes of the code that a file may name without trust."""
 # Module of the callbacks, and names of the wrappers, that a file may give arguments without trust: they neither write
@@ -158,7 +159,10 @@ def _special(key: str, content: object, find: Find | None, spaces: Spaces | None
     if key == FLOAT:
         return float(str(content))
     if not isinstance(content, list):
-        raise CheckpointError(f"no value can be built from {content}")
+        text = " ".join(str(content).split())  # the text of a table, for example, has many lines
+        raise CheckpointError(
+            f"no value can be built from {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}; when you train, "
+            "give code that builds the value, such as a function as the environment, in place of the value")
     if key == _SCHEDULE:
         return schedule_of(content)
     if key == _SPACE:

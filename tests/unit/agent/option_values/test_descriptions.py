@@ -132,6 +132,7 @@ def test_functions_need_an_import():
 @pytest.mark.parametrize(("value", "message"), [
     (lambda: 0, "was defined inside a function, so it cannot be imported"), (open, "builtins:open|_io:open|io:open"),
     (object(), "no value can be built from <object"),
+    (np.array([["many", "lines"]] * 200, dtype=object), r"^no value can be built from array.{60,80}\.\.\.; when you"),
 ])
 def test_a_value_without_a_place_in_a_module_is_refused_by_name(value, message):
     with pytest.raises(CheckpointError, match=message):
