@@ -38,6 +38,11 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
+$(VENV)/.stamp-envs: $(VENV)/.stamp-dev
+	@echo "installing environments of other packages into $(VENV)"
+	@$(PIP_INSTALL) -e '.[envs]'
+	@touch $@
+
 train: $(VENV)/.stamp  ## train PPO on CartPole-v1, plot the learning curve, play 100 evaluation episodes
 	@$(BIN)/python -m pytorchrl train ppo --env CartPole-v1 --log-dir $(RUN_DIR) --overwrite
 	@$(BIN)/python -m pytorchrl plot $(RUN_DIR)
@@ -46,7 +51,7 @@ train: $(VENV)/.stamp  ## train PPO on CartPole-v1, plot the learning curve, pla
 test: $(VENV)/.stamp-dev  ## run the tests of every change
 	@$(PYTEST)
 
-test-all: $(VENV)/.stamp-dev  ## run all tests, including those that train until a score is reached
+test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-envs  ## run all tests, including those that train until a score is reached
 	@$(PYTEST) -m ''
 
 lint: $(VENV)/.stamp-dev  ## run ruff and mypy, and check spelling and links

@@ -14,8 +14,9 @@ from tests.unit.packaging.project import EXTRAS, lines_of, name_of
 from tests.unit.packaging.source import nodes_of, reads_source
 
 CORE = {name_of(line) for line in lines_of("requirements.txt")}
-# The extras for users; the other extras are for tests, documentation and checks.
-OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
+# The extras whose packages this library uses. The others are for tests, documentation and checks, or, as `envs`, for
+# environments that this library does not import.
+OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev", "envs"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
 pytestmark = reads_source
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.

@@ -16,7 +16,8 @@ from tests.conftest import ROOT
 from tests.unit.packaging.project import EXTRAS, name_of
 
 PACKAGE = Path(pytorchrl.__file__).parent
-FOR_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
+# The other extras are named in no error.
+FOR_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev", "envs"})
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"),
                 *ROOT.glob("benchmarks/*.py"),
                 *PACKAGE.rglob("*.py")])
