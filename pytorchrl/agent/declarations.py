@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
 from pytorchrl.errors import ConfigError
-from pytorchrl.support.untyped import OptionsOfSubclass, TypeHint
+from pytorchrl.support.untyped import ANY, OptionsOfSubclass, TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types of collections whose items all have one type. Tuples and mappings are checked separately.
@@ -26,7 +26,7 @@ _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.
 _NAMES: dict[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
     str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),
-    typing.Any: ("any value", "any values"), object: ("any value", "any values"),
+    ANY: ("any value", "any values"), object: ("any value", "any values"),
 }
 
 
@@ -179,7 +179,7 @@ def fits(hint: object, value: object) -> bool:
     A whole number also fits `float`; True and False fit only `bool`.
     """
     origin, arguments = _parts_of(hint)
-    if hint is typing.Any:
+    if hint is ANY:
         return True
     if hint is None or hint is type(None):
         return value is None

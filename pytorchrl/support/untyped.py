@@ -5,7 +5,7 @@ Each name is an alias of `Any` that states why the type is unknown. No other mod
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 # Options and parts of an agent
 
@@ -20,6 +20,9 @@ UserPart: TypeAlias = Any
 
 TypeHint: TypeAlias = Any
 """A type or a special form of `typing`; the two have no common static type."""
+
+ANY: Final[object] = Any
+"""The special form `Any` as a value, for code that reads annotations."""
 
 # Data
 
