@@ -6,6 +6,7 @@
     │ ├ FactorySerializationError       a factory that cannot be sent to a worker
     │ ├ DeviceError                     a device that this machine lacks
     │ └ SpaceError                      a space that the chosen part cannot use
+    ├ ArgumentError (ValueError)        an argument of a method has a wrong value
     ├ ContractError (TypeError)         a user's own class lacks a method, or a method returned a wrong value
     ├ StartError                        settings are valid, but workers could not be started
     │ ├ InsufficientResourcesError      no node has the requested resources
@@ -96,8 +97,12 @@ class SpaceError(ConfigError):
     """The chosen actor, algorithm or storage cannot use an observation or action space."""
 
 
+class ArgumentError(PyTorchRLError, ValueError):
+    """An argument of a method has a wrong value. The message states the value and the allowed values."""
+
+
 class ContractError(PyTorchRLError, TypeError):
-    """A user's own algorithm, actor or storage violates the contract of one of its methods.
+    """A user's own algorithm, actor, storage or codec violates the contract of one of its methods.
 
     The message names the class, the method, the returned value and the expected value.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pytorchrl.errors import ArgumentError
 from pytorchrl.support.untyped import OptionValue
 
 TimeS = Mapping[str, Mapping[str, float]]
@@ -67,7 +68,7 @@ def bottleneck(time_s: TimeS, options: ValuesByName) -> tuple[str, float, str]:
         names the time to which the share refers.
 
     Raises:
-        ValueError: No update has been made yet.
+        ArgumentError: No update has been made yet.
     """
     candidates = critical_parts(time_s, options)
     part = max(candidates, key=lambda name: candidates[name])
@@ -91,11 +92,11 @@ def critical_parts(time_s: TimeS, options: ValuesByName) -> dict[str, float]:
         options: All options in force.
 
     Raises:
-        ValueError: No update has been made.
+        ArgumentError: No update has been made.
     """
     share = shares(time_s)
     if not share["update"]:
-        raise ValueError("time_s is empty: no update has been made yet; train first")
+        raise ArgumentError("time_s is empty: no update has been made yet; train first")
     found = _own(share["update"], "update") | {"update/idle": share["update"]["idle"]}
     levels = (("update", "gradients", grads_are_free(options)), ("gradients", "collection", is_async(options)))
     for above, level, is_free in levels:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pytorchrl.errors import DeadlockError
+from pytorchrl.errors import CallOrderError, DeadlockError
 
 # Number of events kept for reports; the digest covers all events.
 _NUM_LAST_EVENTS = 200
@@ -235,8 +235,8 @@ class Simulation:
         """
         task = self.current
         if threading.current_thread() is not task.thread:
-            raise RuntimeError(f"{threading.current_thread().name} waits in the simulated runtime, but {task.name} is "
-                               "the task that runs; start threads with Runtime.start_thread")
+            raise CallOrderError(f"{threading.current_thread().name} waits in the simulated runtime, but {task.name} "
+                                 "is the task that runs; start threads with Runtime.start_thread")
         self.check_running()
         task.num_waits += 1
         task.waits_for = what

@@ -131,7 +131,7 @@ class PERBuffer(ReplayBuffer):
         Raises:
             ContractError: The lengths differ.
             NonFiniteDataError: An error is not finite.
-            ValueError: An id was never assigned to a row.
+            ArgumentError: An id was never assigned to a row.
         """
         if len(ids) != len(errors):
             raise ContractError(f"expected one error for each id, got {len(ids)} ids and {len(errors)} errors")

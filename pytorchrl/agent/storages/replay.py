@@ -17,6 +17,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.ring import Inserted, Ring
+from pytorchrl.errors import ArgumentError
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import SavedValue, StateDict
 
@@ -116,12 +117,12 @@ class ReplayBuffer(Storage):
 
         Raises:
             ConfigError: A rollout is larger than `size`.
-            ValueError: The names, shapes or dtypes of the data differ from those of the first rollout, or `rollouts`
+            ArgumentError: The names, shapes or dtypes of the data differ from those of the first rollout, or `rollouts`
                 and `sources` differ in length.
         """
         sources = range(len(rollouts)) if sources is None else sources
         if len(sources) != len(rollouts):
-            raise ValueError(
+            raise ArgumentError(
                 f"expected one source for each rollout, got {len(rollouts)} rollouts and {len(sources)} sources")
         for rollout, source in zip(rollouts, sources, strict=True):
             if rollout.num_steps:
@@ -171,10 +172,10 @@ class ReplayBuffer(Storage):
             num_epochs: Number of epochs.
 
         Raises:
-            ValueError: `mini_batch_size` is None.
+            ArgumentError: `mini_batch_size` is None.
         """
         if mini_batch_size is None:
-            raise ValueError("replay needs mini_batch_size, the number of transitions in a batch")
+            raise ArgumentError("replay needs mini_batch_size, the number of transitions in a batch")
         for left in reversed(range(num_mini_batch * num_epochs)):
             batch = self.sample(mini_batch_size)
             if batch is None:

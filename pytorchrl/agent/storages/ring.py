@@ -27,7 +27,7 @@ from pytorchrl.agent.storages.observation_columns import (
     num_stacked_frames,
     write_rows,
 )
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import ArgumentError, CheckpointError, ConfigError
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import StateDict
 
@@ -170,7 +170,7 @@ class Ring:
 
         Raises:
             ConfigError: The rollout has more rows than the ring.
-            ValueError: The columns of the rollout differ from those of the first rollout.
+            ArgumentError: The columns of the rollout differ from those of the first rollout.
         """
         (leaves, columns, done), are_known = self._reader.read(rollout)
         num_envs, num_steps = columns["reward"].shape
@@ -261,9 +261,9 @@ class Ring:
     # Reading
 
     def resident(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether the row of each id is in the ring, (N,) bool; raise `ValueError` for an unassigned id."""
+        """Return whether the row of each id is in the ring, (N,) bool; raise `ArgumentError` for an unassigned id."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.total):
-            raise ValueError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
+            raise ArgumentError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
         return ids >= self.first
 
     def ids(self, places: np.ndarray) -> np.ndarray:
@@ -401,7 +401,7 @@ class Ring:
                                if name in self.columns}
         got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
         if got != self._expected:
-            kind = CheckpointError if self._is_loaded else ValueError
+            kind = CheckpointError if self._is_loaded else ArgumentError
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from pytorchrl.errors import ArgumentError
+
 _FEW = 512
 """Largest number of changes for which recomputing common parents repeatedly is cheaper than removing duplicates."""
 
@@ -24,7 +26,7 @@ class _Tree:
     def __init__(self, capacity: int) -> None:
         """Create a tree of `capacity` >= 1 leaves, all with the neutral value: 0 for sums, infinity for minima."""
         if capacity < 1:
-            raise ValueError(f"capacity must be >= 1, got {capacity}")
+            raise ArgumentError(f"capacity must be >= 1, got {capacity}")
         self.capacity = capacity
         self._num_leaves = 1 << (capacity - 1).bit_length()
         self._nodes = np.full(2 * self._num_leaves, self._neutral)
@@ -37,14 +39,14 @@ class _Tree:
             values: (N,) float, or one value for all ids; neither negative nor NaN.
 
         Raises:
-            ValueError: An id is out of range, a value is negative or NaN, or the lengths differ.
+            ArgumentError: An id is out of range, a value is negative or NaN, or the lengths differ.
         """
         ids = self._checked(ids)
         values = np.asarray(values, dtype=np.float64)
         if values.ndim and len(values) != len(ids):
-            raise ValueError(f"expected one value for each id, got {len(ids)} ids and {len(values)} values")
+            raise ArgumentError(f"expected one value for each id, got {len(ids)} ids and {len(values)} values")
         if not (values >= 0.0).all():
-            raise ValueError("values must not be negative or NaN")
+            raise ArgumentError("values must not be negative or NaN")
         nodes = ids + self._num_leaves
         self._nodes[nodes] = values
         is_many = len(nodes) > _FEW
@@ -60,7 +62,7 @@ class _Tree:
             self._nodes[nodes] = self._operation(self._nodes[left], self._nodes[left + 1])
 
     def get(self, ids: np.ndarray) -> np.ndarray:
-        """Return the values of `ids`, (N,) float64; raise `ValueError` if an id is out of range."""
+        """Return the values of `ids`, (N,) float64; raise `ArgumentError` if an id is out of range."""
         return self._nodes[self._checked(ids) + self._num_leaves]
 
     def reduce(self, start: int = 0, end: int | None = None) -> float:
@@ -89,7 +91,7 @@ class _Tree:
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         ids = np.asarray(ids, dtype=np.int64)
         if len(ids) and (ids.min() < 0 or ids.max() >= self.capacity):
-            raise ValueError(f"ids must be in [0, {self.capacity}), got {ids.min()} to {ids.max()}")
+            raise ArgumentError(f"ids must be in [0, {self.capacity}), got {ids.min()} to {ids.max()}")
         return ids
 
 
@@ -114,13 +116,13 @@ class SumTree(_Tree):
             (N,) int64 ids; their values are never 0.
 
         Raises:
-            ValueError: A mass is negative or NaN, or all values are 0.
+            ArgumentError: A mass is negative or NaN, or all values are 0.
         """
         mass = np.array(mass, dtype=np.float64)
         if not (mass >= 0.0).all():
-            raise ValueError("mass must not be negative or NaN")
+            raise ArgumentError("mass must not be negative or NaN")
         if self.total <= 0.0:
-            raise ValueError("expected at least one value above 0, but all values are 0")
+            raise ArgumentError("expected at least one value above 0, but all values are 0")
         nodes = np.ones(mass.shape, dtype=np.int64)
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import map_tensors, weights_of_gradients
 from pytorchrl.agent.multi.data import MultiBatch
+from pytorchrl.errors import ArgumentError, CallOrderError
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.staging import Staging
 from pytorchrl.scheme.options.gradients import MicrobatchCollectionOptions, MicrobatchOptions
@@ -50,7 +51,7 @@ class GradAccumulator:
 
     def __init__(self, microbatch_size: int | None = None, reduction: str = "mean") -> None:
         if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {list(REDUCTIONS)}, got {reduction!r}")
+            raise ArgumentError(f"reduction must be one of {list(REDUCTIONS)}, got {reduction!r}")
         self._microbatch_size, self._reduction = microbatch_size, reduction
         self._gradients: list[Tensor | None] = []
         self._weights: list[int] = []  # number of valid samples that contributed to each gradient
@@ -130,10 +131,10 @@ class GradAccumulator:
         With several policies, return the gradient of each policy instead; None for a policy without valid samples.
 
         Raises:
-            RuntimeError: No slice had a valid sample.
+            CallOrderError: No slice had a valid sample.
         """
         if self.samples.keys() <= {""} and not any(self._weights):
-            raise RuntimeError("no slice with a valid sample was added")
+            raise CallOrderError("no slice with a valid sample was added; call add() with such a slice first")
         return self._gradients
 
     def info(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.data import MultiRollout
-from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.errors import ConfigError, ContractError, install_hint
 from pytorchrl.support.untyped import Payload
 
 EncodedArrays = Sequence[np.ndarray]
@@ -94,12 +94,12 @@ class Packed:
         """Return the decoded array, which is writable and shares no memory with the message.
 
         Raises:
-            ValueError: The function `decode` of the codec returned an array of another size or dtype.
+            ContractError: The function `decode` of the codec returned an array of another size or dtype.
         """
         size = int(np.prod(self.shape, dtype=np.int64))
         array = self.codec.decode(self.arrays, np.dtype(self.dtype), size)
         if array.dtype.str != self.dtype or array.size != size:
-            raise ValueError(f"codec {self.codec.name!r} decodes {size} values of {self.dtype} as {array.size} of "
+            raise ContractError(f"codec {self.codec.name!r} decodes {size} values of {self.dtype} as {array.size} of "
                              f"{array.dtype.str}; correct its decode function")
         return (array if array.flags.writeable else array.copy()).reshape(self.shape)
 

@@ -6,6 +6,7 @@ The lists of exceptions may only shrink.
 from __future__ import annotations
 
 import ast
+import builtins
 import doctest
 import functools
 import importlib
@@ -196,6 +197,45 @@ def test_only_one_module_uses_any():
     assert imports == ["pytorchrl.support.untyped"]
     assert [name_of(path) for path in MODULES for node in nodes_of(path)
             if isinstance(node, ast.Attribute) and node.attr == "Any"] == []
+
+
+# Modules that raise built-in errors -> why the errors do not derive from `PyTorchRLError`; see docs/api/errors.md.
+CAUGHT = "the package itself catches the error, and reports or converts it"
+BUILTIN_ERRORS = {
+    "pytorchrl": "an unknown name of a module", "pytorchrl.agent.env": "an unknown name of a module",
+    "pytorchrl.agent.multi": "an unknown name of a module", "pytorchrl.envs": "an unknown name of a module",
+    "pytorchrl.agent.multi.algorithm": "an unknown attribute",
+    "pytorchrl.agent.actors.distributions": "an abstract method", "pytorchrl.agent.actors.memory": "an abstract method",
+    "pytorchrl.agent.actors.extractors": "an index that is out of range, as in `torch.nn.Embedding`",
+    "pytorchrl.agent.env.deadlines": f"{CAUGHT}; an object that cannot be pickled",
+    "pytorchrl.learner.learner": f"{CAUGHT}; an object that cannot be pickled",
+    "pytorchrl.envs.testing": "an environment with deliberate faults",
+    "pytorchrl.cli": "an exit", "pytorchrl.cli.train": "an exit", "pytorchrl.support.signals": "an exit, or Ctrl-C",
+    "pytorchrl.files.atomic": f"{CAUGHT}; a file that cannot be written",
+    "pytorchrl.files.lines": f"{CAUGHT}; a file that cannot be written",
+    "pytorchrl.files.tensors": f"{CAUGHT}; a file that cannot be written",
+    "pytorchrl.files.run_directory": f"{CAUGHT}; a point that is never reached",
+    "pytorchrl.runtime.simulated": "a queue with the errors of `queue.Queue`",
+    "pytorchrl.scheme.transport.codecs": "a message that was damaged on its way, as in zstandard",
+    **dict.fromkeys((
+        "pytorchrl.agent.algorithms.optimizers", "pytorchrl.agent.option_values.descriptions",
+        "pytorchrl.agent.option_values.text", "pytorchrl.agent.seeding", "pytorchrl.agent.storages.observation_columns",
+        "pytorchrl.agent.storages.ring", "pytorchrl.callbacks.time_limit", "pytorchrl.learner.files",
+        "pytorchrl.monitor.reading", "pytorchrl.play.dataset", "pytorchrl.runtime.collective",
+        "pytorchrl.scheme.recording.record", "pytorchrl.scheme.updates.lags"), CAUGHT),
+}
+
+
+def raises_builtin(node):
+    """Return whether a node is a `raise` statement that names a built-in exception."""
+    error = node.exc if isinstance(node, ast.Raise) else None
+    error = error.func if isinstance(error, ast.Call) else error
+    return isinstance(error, ast.Name) and isinstance(getattr(builtins, error.id, None), type)
+
+
+def test_only_listed_modules_raise_builtin_errors():
+    found = [name_of(path) for path in MODULES if any(map(raises_builtin, nodes_of(path)))]
+    assert sorted(found) == sorted(BUILTIN_ERRORS)
 
 
 def test_no_docstring_begins_with_a_headless_clause():

@@ -8,6 +8,7 @@ from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.agent.option_values.text import form_of
 from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.errors import ArgumentError
 from pytorchrl.training.composition import option_specs
 from pytorchrl.profile.profiling import TIPS, between, explain, options_of, table
 from pytorchrl.monitor.time_shares import DESCRIPTIONS, critical_parts, shares
@@ -161,7 +162,7 @@ def test_critical_parts_of_alternating_levels_add_up_to_the_whole_time():
 
 
 def test_there_is_no_bottleneck_before_an_update():
-    with pytest.raises(ValueError, match="no update has been made"):
+    with pytest.raises(ArgumentError, match="no update has been made"):
         explain({"time_s": {level: {} for level in PARTS}})
 
 

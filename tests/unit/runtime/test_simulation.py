@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pytorchrl.errors import DeadlockError
+from pytorchrl.errors import CallOrderError, DeadlockError
 from pytorchrl.runtime.simulation import Ended, Simulation, Signal, Task
 
 
@@ -177,7 +177,7 @@ def test_a_foreign_thread_is_refused(make_simulation):
     def foreign():
         try:
             simulation.sleep(1.0)
-        except RuntimeError as error:
+        except CallOrderError as error:
             errors.append(str(error))
 
     thread = threading.Thread(target=foreign)

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.storages.observation_columns import StackedColumn
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ArgumentError, ConfigError
 
 
 def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float32):
@@ -172,7 +172,7 @@ def test_generate_batches_yields_the_requested_number_and_marks_the_last(build_r
     assert {batch.num_samples for batch in batches} == {4}
     assert storage.counters["sampled"] == 24
     assert torch.equal(batches[0].weight, torch.ones(4))
-    with pytest.raises(ValueError, match="mini_batch_size"):
+    with pytest.raises(ArgumentError, match="mini_batch_size"):
         next(storage.generate_batches(3))
 
 
@@ -327,9 +327,9 @@ def test_rollouts_that_do_not_fit_are_refused(build_replay):
     with pytest.raises(ConfigError, match="1 environments x 5 steps does not fit in a replay of size 4"):
         storage.insert_data_slice([rollout_of([1] * 5)])
     storage.insert_data_slice([rollout_of([1] * 3)])
-    with pytest.raises(ValueError, match="columns of the first rollout"):
+    with pytest.raises(ArgumentError, match="columns of the first rollout"):
         storage.insert_data_slice([rollout_of([1] * 3, dtype=torch.int64)])
-    with pytest.raises(ValueError, match="got 1 rollouts and 2 sources"):
+    with pytest.raises(ArgumentError, match="got 1 rollouts and 2 sources"):
         storage.insert_data_slice([rollout_of([1])], sources=[0, 1])
     with pytest.raises(ConfigError, match="size 7 is less than a rollout of 2 environments x rollout_size 4"):
         build_replay(ReplayBuffer, 7, rollout_size=4, num_envs=2)

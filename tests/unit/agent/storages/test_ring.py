@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import RolloutData
+from pytorchrl.errors import ArgumentError
 from pytorchrl.agent.storages.ring import Ring, RolloutReader
 from tests.unit.agent.storages.test_replay import rollout_of
 
@@ -25,7 +26,7 @@ def test_ids_since_the_oldest_row_are_resident():
     assert ring.resident(np.arange(5)).tolist() == [False, True, True, True, True]
     assert ring.resident(np.zeros(0, np.int64)).tolist() == []
     for ids in ([5], [-1]):
-        with pytest.raises(ValueError, match=r"ids must be in \[0, 5\)"):
+        with pytest.raises(ArgumentError, match=r"ids must be in \[0, 5\)"):
             ring.resident(np.array(ids))
 
 

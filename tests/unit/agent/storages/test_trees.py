@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pytorchrl.agent.storages import MinTree, SumTree
+from pytorchrl.errors import ArgumentError
 
 
 def tree_of(cls, values):
@@ -79,17 +80,17 @@ def test_clear_sets_all_values_to_the_neutral_element():
 ])
 def test_set_refuses_invalid_arguments_and_changes_nothing(ids, values, message):
     tree = tree_of(SumTree, [1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         tree.set(np.array(ids), np.array(values))
     assert tree.total == 15
 
 
 def test_find_prefix_and_capacity_refuse_invalid_arguments():
-    with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
+    with pytest.raises(ArgumentError, match="capacity must be >= 1, got 0"):
         SumTree(0)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ArgumentError, match="negative"):
         tree_of(SumTree, [1]).find_prefix(np.array([-0.1]))
-    with pytest.raises(ValueError, match="all values are 0"):
+    with pytest.raises(ArgumentError, match="all values are 0"):
         SumTree(3).find_prefix(np.array([0.0]))
-    with pytest.raises(ValueError, match="got 3 to 3"):
+    with pytest.raises(ArgumentError, match="got 3 to 3"):
         SumTree(3).get(np.array([3]))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import Batch, ReplayBatch
+from pytorchrl.errors import ArgumentError, CallOrderError
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator, differentiate
 
@@ -76,7 +77,7 @@ def test_large_gradients_do_not_overflow():
 def test_a_gradient_without_samples_is_ignored():
     total = GradAccumulator()
     total.add(vectors(math.nan), 0, {"loss": math.nan})
-    with pytest.raises(RuntimeError, match="no slice with a valid sample"):
+    with pytest.raises(CallOrderError, match="no slice with a valid sample"):
         total.result()
     total.add(vectors(2), 5, {"loss": 1.0})
     total.add(vectors(math.nan), 0, {"loss": math.nan})
@@ -143,7 +144,7 @@ def test_batches_from_replay_can_be_sliced():
 
 
 def test_an_unknown_reduction_is_refused():
-    with pytest.raises(ValueError, match=r"reduction must be one of \['mean', 'sum'\], got 'max'"):
+    with pytest.raises(ArgumentError, match=r"reduction must be one of \['mean', 'sum'\], got 'max'"):
         GradAccumulator(3, "max")
 
 

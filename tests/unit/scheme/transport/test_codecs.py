@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, ContractError
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.codecs import Packed, get_codec, register_codec, decode_array
 
@@ -251,10 +251,10 @@ def test_a_user_defined_codec_encodes_and_decodes(registry):
 
 def test_a_codec_that_decodes_wrong_data_is_detected(registry):
     wrong_size = register_codec("a", _every_other, lambda arrays, dtype, size: arrays[0], is_lossless=True)
-    with pytest.raises(ValueError, match="codec 'a' decodes 4 values of <f4 as 2 of <f4"):
+    with pytest.raises(ContractError, match="codec 'a' decodes 4 values of <f4 as 2 of <f4"):
         wrong_size.pack(np.arange(4, dtype=np.float32)).decode()
     wrong_dtype = register_codec("b", _every_other, lambda arrays, dtype, size: np.zeros(size), is_lossless=True)
-    with pytest.raises(ValueError, match="codec 'b' decodes 4 values of <f4 as 4 of <f8"):
+    with pytest.raises(ContractError, match="codec 'b' decodes 4 values of <f4 as 4 of <f8"):
         wrong_dtype.pack(np.arange(4, dtype=np.float32)).decode()
 
 
