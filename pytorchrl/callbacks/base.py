@@ -12,6 +12,7 @@ from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.untyped import StateDict
 
 logger = get_logger(__name__)
 
@@ -44,8 +45,8 @@ class TrainingRun(Protocol):
     def update_algorithm_parameter(self, name: str, value: float) -> None:
         """Change one of the algorithm's updatable parameters in every worker."""
 
-    def save_model(self, name: str) -> str:
-        """Write the agent to `log_dir/name.pt`."""
+    def save_model(self, name: str, *, evaluated: bool = False) -> str:
+        """Write the agent to `log_dir/name.pt`; if `evaluated`, with the weights of the last evaluation."""
 
 
 class Callback:
@@ -180,20 +181,30 @@ class Callbacks:
         except CallbackError as another:
             logger.warning("%s, while it responded to an error", another)
 
-    def state(self) -> list[dict[str, float]]:
-        """Return the states of all callbacks, for a checkpoint."""
-        states = []
+    def state(self) -> list[StateDict]:
+        """Return the class name and the state of each callback that has a state, for a checkpoint."""
+        states: list[StateDict] = []
         for callback in self._callbacks:
             with _exits_named(callback, "state"):
-                states.append(callback.state())
+                if state := callback.state():
+                    states.append({"callback": type(callback).__name__, "state": state})
         return states
 
-    def load_state(self, states: Sequence[Mapping[str, float]]) -> None:
-        """Restore the states of all callbacks from a checkpoint; if the number of callbacks differs, restore none."""
-        if len(states) == len(self._callbacks):
-            for callback, state in zip(self._callbacks, states, strict=True):
+    def load_state(self, states: Sequence[StateDict]) -> None:
+        """Restore the states of callbacks from a checkpoint.
+
+        The first state of a class belongs to the first callback of this class, and so on. The run that resumes may
+        therefore have further callbacks, or another order. A state that no callback takes is logged.
+        """
+        left = [(saved["callback"], saved["state"]) for saved in states]
+        for callback in self._callbacks:
+            name = type(callback).__name__
+            if (place := next((i for i, (owner, _) in enumerate(left) if owner == name), None)) is not None:
                 with _exits_named(callback, "load_state"):
-                    callback.load_state(state)
+                    callback.load_state(left.pop(place)[1])
+        if left:
+            logger.warning("the checkpoint contains states of callbacks that this run does not have: %s",
+                           ", ".join(owner for owner, _ in left))
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
         """Call `on_evaluation` if there is an evaluation that has not been reported yet."""

@@ -28,8 +28,7 @@ def check_number(name: str, value: object, low: float = -math.inf) -> float:
 class SaveBestModel(Callback):
     """Save the model after each evaluation that is better than all earlier ones.
 
-    The model may be a few updates newer than the weights that were evaluated, because evaluations run while training
-    continues.
+    The model has the weights that were evaluated, although training continues during an evaluation.
 
     Args:
         name: Name of the model in the run's directory, without `.pt`.
@@ -49,7 +48,7 @@ class SaveBestModel(Callback):
         """Save the model if the mean return has improved."""
         if evaluation.return_mean > self.best:
             self.best = evaluation.return_mean
-            run.save_model(self._name)
+            run.save_model(self._name, evaluated=True)
 
     @override
     def state(self) -> dict[str, float]:

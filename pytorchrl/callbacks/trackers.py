@@ -65,18 +65,24 @@ def _code_name(value: object) -> str:
 class _WandbRun(Protocol):
     """The interface of a run of Weights & Biases."""
 
-    def log(self, numbers: Mapping[str, float], *, step: int) -> None:
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        """Draw the numbers whose names match `name` over another number."""
+
+    def log(self, numbers: Mapping[str, float]) -> None:
         """Record numbers by name."""
 
-    def finish(self) -> None:
-        """Finish the run."""
+    def finish(self, *, exit_code: int) -> None:
+        """Finish the run; a code other than 0 means that it failed."""
 
 
 class WandbLog(Callback):
-    """Send the run's metrics to Weights & Biases (extra `wandb`); wandb's `step` is the number of env steps so far.
+    """Send the run's metrics to Weights & Biases (extra `wandb`), which draws them over `env_steps`.
+
+    wandb's own `step` counts the records. A run that resumes from a checkpoint returns to fewer env steps than it has
+    sent, and wandb would drop records with a smaller `step`.
 
     Args:
-        **settings: Arguments of `wandb.init`, such as `project` and `mode="offline"`.
+        **settings: Arguments of `wandb.init`, such as `project`, `mode="offline"`, and `id` with `resume="must"`.
     """
 
     def __init__(self, **settings: object) -> None:
@@ -91,25 +97,37 @@ class WandbLog(Callback):
         """Start a run in the tracker, which receives all options, and has the name of the run."""
         self._run = imported("wandb", "wandb").init(
             **{"config": parameters_of(run), "name": name_of(run), **self._settings})
+        self._run.define_metric("*", step_metric="env_steps")
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Send the numbers of a record to the tracker."""
         assert self._run is not None, "there is no record before the start"
-        self._run.log(numbers_of(record), step=run.env_steps)
+        self._run.log(numbers_of(record))
         return None
 
+    def on_error(self, run: TrainingRun, error: BaseException) -> None:
+        """Finish the run in the tracker as failed."""
+        self._finish(1)
+
     def on_end(self, run: TrainingRun, summary: Mapping[str, object]) -> None:
-        """Finish the run in the tracker."""
+        """Finish the run in the tracker, unless it has failed."""
+        self._finish(0)
+
+    def _finish(self, exit_code: int) -> None:
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=exit_code)
+            self._run = None
 
 
 class MlflowLog(Callback):
     """Send the run's metrics to MLflow (extra `mlflow`); MLflow's `step` is the number of env steps so far.
 
+    MLflow does not allow a parameter to change. If `run_id` continues a run, the parameters of that run stay as they
+    are, and the artifact `run.json` has the options of the continued run.
+
     Args:
         experiment: Name of the experiment; None: MLflow's current experiment.
-        **settings: Arguments of `mlflow.start_run`, such as `run_name`.
+        **settings: Arguments of `mlflow.start_run`, such as `run_name` or `run_id`.
     """
 
     def __init__(self, experiment: str | None = None, **settings: object) -> None:
@@ -125,9 +143,9 @@ class MlflowLog(Callback):
         self._mlflow = mlflow = imported("mlflow", "mlflow")
         if self._experiment is not None:
             mlflow.set_experiment(self._experiment)
-        mlflow.start_run(**{"run_name": name_of(run), **self._settings})
+        known = mlflow.start_run(**{"run_name": name_of(run), **self._settings}).data.params
         texts = {name: (value if isinstance(value, str) else json.dumps(value))[:_LONGEST_PARAMETER]
-                 for name, value in parameters_of(run).items()}
+                 for name, value in parameters_of(run).items() if name not in known}
         for start in range(0, len(texts), _MOST_PARAMETERS):
             mlflow.log_params(dict(list(texts.items())[start:start + _MOST_PARAMETERS]))
         mlflow.log_dict(dict(run.description), RUN_FILE)

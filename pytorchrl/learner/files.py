@@ -174,17 +174,18 @@ class RunFiles:
         if self._recorder is not None:
             self._recorder.write(metrics)
 
-    def save_model(self, scheme: Scheme, name: str = MODEL_NAME) -> str:
-        """Write the agent to `name.pt` and return the path.
+    def save_model(self, scheme: Scheme, name: str = MODEL_NAME, *, evaluated: bool = False) -> str:
+        """Write the agent to `name.pt`, and return the path; if `evaluated`, write the weights of the last evaluation.
 
         Raises:
-            ConfigError: There is no `log_dir`, or the name could lead out of it.
+            ConfigError: There is no `log_dir`, the name could lead out of it, or there was no evaluation.
         """
         if self._log_dir is None:
             raise ConfigError("save_model needs a log_dir; pass one to the Learner")
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
-        return scheme.save_model(str(self._log_dir / f"{name}.pt"))
+        save = scheme.save_evaluated_model if evaluated else scheme.save_model
+        return save(str(self._log_dir / f"{name}.pt"))
 
     def save_last_model(self, scheme: Scheme) -> None:
         """Write the agent if there is a `log_dir`; a failure is only logged, because the agent is still in memory."""
@@ -260,7 +261,9 @@ def _check_learner(learner: StateDict) -> None:
     for name in ("env_steps", "recorded_steps"):
         learner[name] = saved_int(learner[name])
     callbacks = learner["callbacks"]
-    if not isinstance(callbacks, (list, tuple)) or not all(isinstance(state, Mapping) for state in callbacks):
+    if not isinstance(callbacks, (list, tuple)) or not all(
+            isinstance(saved, Mapping) and isinstance(saved["callback"], str) and isinstance(saved["state"], Mapping)
+            for saved in callbacks):
         raise TypeError(f"the states of callbacks must be mappings, got {callbacks!r:.100}")
     episodes, means = EpisodeWindow(), Means()
     episodes.restore(learner["episodes"])

@@ -229,16 +229,22 @@ class Learner:
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
-            self._leave(interrupts, is_whole=is_whole)
-            interrupts.raise_received(self.env_steps, self.log_dir)
+            raise self._leave(interrupts, is_whole=is_whole)
 
-    def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> None:
-        """Save the model after a signal, write a checkpoint if the options ask for it, and stop the scheme."""
+    def _leave(self, interrupts: Interrupts, *, is_whole: bool) -> BaseException:
+        """Save the model after a signal, write a checkpoint if the options ask for it, and stop the scheme.
+
+        Returns:
+            The exception for the signal, which has been reported to the callbacks.
+        """
         if self._state is State.RUNNING:
             self._save()
             if self.options.checkpoints_on_exit:
                 checkpoint_within(interrupts.time_left_s if is_whole else 0.0, self.save_checkpoint)
+        stopped = interrupts.exception(self.env_steps, self.log_dir)
+        self._callbacks.report(stopped)
         self.stop()
+        return stopped
 
     def _save(self) -> None:
         """Wait until the last checkpoint is written; then write the last record and the model."""
@@ -339,16 +345,20 @@ class Learner:
             self._record()
         return self._evaluations.play(num_episodes)
 
-    def save_model(self, name: str = MODEL_NAME) -> str:
+    def save_model(self, name: str = MODEL_NAME, *, evaluated: bool = False) -> str:
         """Write the agent to `log_dir/name.pt`.
+
+        Args:
+            name: Name of the file, without its suffix.
+            evaluated: Whether to write the weights of the last evaluation instead of the current ones.
 
         Returns:
             Path of the file.
 
         Raises:
-            ConfigError: There is no `log_dir`, or the name could lead out of it.
+            ConfigError: There is no `log_dir`, the name could lead out of it, or there was no evaluation.
         """
-        return self._files.save_model(self.scheme, name)
+        return self._files.save_model(self.scheme, name, evaluated=evaluated)
 
     @in_turn("_turn")
     def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:

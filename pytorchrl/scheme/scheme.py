@@ -17,6 +17,7 @@ from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
+from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
@@ -458,6 +459,19 @@ class Scheme(Architectures, Stoppable):
     def save_model(self, path: str) -> str:
         """Save the actor as a file that `torch.load(path, weights_only=True)` reads."""
         return self.update_worker.save_model(path)
+
+    def save_evaluated_model(self, path: str) -> str:
+        """Save the actor with the weights of the last evaluation, in the format of `save_model`.
+
+        Raises:
+            ConfigError: No evaluation has been started.
+        """
+        weights = None if self.evaluations is None else self.evaluations.weights
+        if weights is None:
+            raise ConfigError("no evaluation has been started, so there are no evaluated weights; evaluate first, or "
+                              "save the current weights with evaluated=False")
+        state = {name: torch.as_tensor(value) for name, value in weights.state.items()}
+        return save(path, {"format": MODEL_FORMAT, "version": weights.version, "acting_state": state})
 
     def start_evaluation(self, num_episodes: int, timeout_s: float | None = None) -> None:
         """Start an evaluation of the current weights on a separate worker, with an optional time limit in seconds.

@@ -141,17 +141,21 @@ class Interrupts:
         """Remaining seconds of the grace period, at least 0."""
         return max(0.0, self._received_at + self._grace_s - time.monotonic())
 
-    def raise_received(self, env_steps: int | None = None, log_dir: Path | None = None) -> NoReturn:
-        """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`.
+    def raise_received(self) -> NoReturn:
+        """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`."""
+        raise self.exception()
+
+    def exception(self, env_steps: int | None = None, log_dir: Path | None = None) -> BaseException:
+        """Return Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`.
 
         If `env_steps` is given, training has ended cleanly, and the message states the env steps and the directory.
         """
         if self.received == signal.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
+            return SystemExit(128 + signal.SIGTERM)
         if env_steps is None:
-            raise KeyboardInterrupt
+            return KeyboardInterrupt()
         saved = "nothing is saved without a log_dir" if log_dir is None else f"saved in {log_dir}"
-        raise KeyboardInterrupt(f"training was interrupted after {env_steps:,} env steps; {saved}")
+        return KeyboardInterrupt(f"training was interrupted after {env_steps:,} env steps; {saved}")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._forcing:

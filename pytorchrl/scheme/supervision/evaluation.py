@@ -139,6 +139,11 @@ class Evaluations:
         self._lost = 0
         self._deadline: float | None = None
 
+    @property
+    def weights(self) -> Weights | None:
+        """The weights of the newest evaluation, which may still be running; None before the first evaluation."""
+        return None if self._request is None else self._request[0]
+
     def start(self, weights: Weights, num_episodes: int, timeout_s: float | None = None) -> None:
         """Start an evaluation of `weights` with a time limit in seconds; None: no limit."""
         self._request, self._lost = (weights, num_episodes), 0

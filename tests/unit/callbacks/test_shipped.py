@@ -36,7 +36,8 @@ class Run:
     def request_stop(self, reason):
         self.reasons.append(reason)
 
-    def save_model(self, name):
+    def save_model(self, name, *, evaluated):
+        assert evaluated
         self.saved.append((name, self.env_steps))
 
 
@@ -116,6 +117,7 @@ def test_a_csv_file_has_all_numbers_of_all_records(tmp_path):
     assert rows[-1]["callbacks/late"] == "1.5"
 
 
+WANDB = ["init", "define_metric", "log", "finish"]
 MLFLOW = ["set_experiment", "start_run", "log_params", "log_dict", "log_metrics", "end_run", "active_run"]
 # Options that the tracker must get: given, of the preset, and defaults.
 EXPECTED = {"algorithm": "ppo", "env": "CartPole-v1", "target_steps": 128, "num_epochs": TINY["num_epochs"],
@@ -133,7 +135,7 @@ def fake(monkeypatch):
                 calls.append((method, args, kwargs))
                 return package
             return call
-        package = SimpleNamespace(**{method: record(method) for method in methods})
+        package = SimpleNamespace(**{method: record(method) for method in methods}, data=SimpleNamespace(params={}))
         monkeypatch.setitem(sys.modules, name, package)
         return calls
     return install
@@ -145,15 +147,15 @@ def run_with(tmp_path, callback):
 
 
 def test_records_are_sent_to_wandb(tmp_path, fake):
-    calls = fake("wandb", ["init", "log", "finish"])
+    calls = fake("wandb", WANDB)
     run_with(tmp_path, WandbLog(project="p", mode="offline"))
-    assert [name for name, *_ in calls] == ["init", "log", "log", "finish"]
+    assert [name for name, *_ in calls] == ["init", "define_metric", "log", "log", "finish"]
     init = calls[0][2]
     assert (init["project"], init["mode"], init["name"]) == ("p", "offline", "run")
     assert {name: init["config"][name] for name in EXPECTED} == EXPECTED
-    assert [call[2]["step"] for call in calls[1:3]] == [64, 128]
-    assert calls[1][1][0]["env_steps"] == 64
-    assert calls[1][1][0]["ledger/collected"] == 64
+    assert calls[1][1:] == (("*",), {"step_metric": "env_steps"})
+    assert [call[1][0]["env_steps"] for call in calls[2:4]] == [64, 128]
+    assert calls[2][1][0]["ledger/collected"] == 64
 
 
 def test_records_are_sent_to_mlflow(tmp_path, fake):
@@ -172,7 +174,7 @@ def test_records_are_sent_to_mlflow(tmp_path, fake):
 
 
 def test_trackers_get_all_options_and_a_name_without_a_directory_too(fake):
-    wandb, mlflow = fake("wandb", ["init", "log", "finish"]), fake("mlflow", MLFLOW)
+    wandb, mlflow = fake("wandb", WANDB), fake("mlflow", MLFLOW)
     options = {**TINY, "tensorboard": True, "target_steps": 64, "callbacks": [WandbLog(), MlflowLog()]}
     agent = train("ppo", "CartPole-v1", **options)
     config = wandb[0][2]["config"]
