@@ -10,9 +10,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 import gymnasium as gym
+import numpy as np
 
 from pytorchrl.agent.env import EnvFactory, VecEnv
-from pytorchrl.agent.env.aliases import AnyEnv, AnyWrapper, EnvFn, EnvWrapper, ResetResult
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, EnvFn, EnvWrapper, Observation, ResetResult
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.support.tracebacks import brief_errors
@@ -120,6 +121,23 @@ def _require_mode(env: AnyEnv, mode: str) -> AnyEnv:
     return env
 
 
+class _Recorder(gym.wrappers.RecordVideo[Observation, Action]):
+    """Gymnasium's recorder, which writes every frame exactly once.
+
+    Gymnasium adds up the frames' durations, and moviepy rounds down: at 30 frames per second, 6 frames become 5, and
+    the last one is lost. At some rates, frames are repeated.
+    """
+
+    def stop_recording(self) -> None:
+        """Write the video of the episode."""
+        from moviepy import VideoClip
+
+        frames, fps = [np.asarray(frame) for frame in self.recorded_frames], self.frames_per_sec
+        clip = VideoClip(lambda t: frames[round(t * fps)], duration=(len(frames) + 0.5) / fps)
+        clip.write_videofile(os.path.join(self.video_folder, f"{self._video_name}.mp4"), fps=fps, logger=None)
+        self.recorded_frames, self.recording, self._video_name = [], False, None
+
+
 def _recorded(env: AnyEnv, *, video_dir: str, num_episodes: int) -> AnyEnv:
     env = _require_mode(env, "rgb_array")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
@@ -129,7 +147,7 @@ def _recorded(env: AnyEnv, *, video_dir: str, num_episodes: int) -> AnyEnv:
             os.unlink(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # RecordVideo warns that the folder already exists
-        return gym.wrappers.RecordVideo(
+        return _Recorder(
             env, video_dir, episode_trigger=lambda number: number < num_episodes, name_prefix=name,
             disable_logger=True)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import nn
 
+from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.factories import Agent
@@ -22,6 +26,9 @@ from pytorchrl.scheme.replay.storage_options import kind_of
 from pytorchrl.support.problems import problems_in
 from pytorchrl.support.untyped import UserPart
 
+# In units of the standard deviation of the first actions: the distance from 0 of bounds that 97.5 % of these actions do
+# not reach, and the width of bounds of which they explore only a hundredth.
+_FARTHEST, _WIDEST = 1.96, 400.0
 _LARGE_BYTES = 10 * 2**20
 _LARGEST_BYTES = 512 * 2**20
 # Smallest major compute capability of GPUs that multiply bfloat16 matrices in hardware.
@@ -57,9 +64,9 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
 
 
 def agent_warnings(agent: Agent, settings: Settings) -> list[str]:
-    """Return a warning for each option or factory of the agent that makes training slow."""
+    """Return a warning for each option or factory of the agent that makes training slow, or unlikely to succeed."""
     sizes = {name: _pickled_bytes(name, factory) for name, factory in _sent(agent, settings).items()}
-    return _precision_warnings(agent, settings) + [
+    return _precision_warnings(agent, settings) + _action_warnings(agent) + [
         f"{name} is {size / 2**20:.0f} MB when pickled, and is sent to every worker; load large data inside the "
         "function that workers call" for name, size in sizes.items() if size > _LARGE_BYTES]
 
@@ -146,6 +153,29 @@ def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
             yield Problem("noise='ou' contradicts inference='central', where the environments in a batch change, "
                           "although the noise of each environment must continue", "give noise='gaussian'",
                           ("noise", "inference"))
+
+
+def _action_warnings(agent: Agent) -> list[str]:
+    """Return a warning for each policy whose first actions, of mean 0, are nearly all clipped, or nearly all alike."""
+    if not issubclass(agent.actor_factory.cls, OnPolicyActor):
+        return []
+    spaces = agent.train_envs_factory.action_space
+    std = math.exp(getattr(agent.actor_factory.options, "log_std_init", 0.0))
+    found = []
+    for policy, space in spaces.items() if isinstance(spaces, Mapping) else [("", spaces)]:
+        if not isinstance(space, Box) or not space.shape:
+            continue
+        low, high = (bound.astype(np.float64).reshape(-1) / std for bound in (space.low, space.high))
+        is_clipped = (low > _FARTHEST) | (high < -_FARTHEST) | (high - low < 1 / _WIDEST)
+        is_wide = np.isfinite(high - low) & (high - low > _WIDEST)
+        if (bad := np.flatnonzero(is_clipped | is_wide)).size:
+            where, first = f"policy {policy!r}: " if policy else "", bad[0]
+            found.append(
+                f"{where}actions {bad[:8].tolist()} have bounds such as {space.low.reshape(-1)[first]:g} to "
+                f"{space.high.reshape(-1)[first]:g}, but the first policy draws them with mean 0 and standard "
+                f"deviation {std:g}, so nearly all are {'clipped' if is_clipped[first] else 'alike'}; scale them with "
+                "wrappers=(functools.partial(gymnasium.wrappers.RescaleAction, min_action=-1.0, max_action=1.0),)")
+    return found
 
 
 def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:

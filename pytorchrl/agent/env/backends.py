@@ -38,6 +38,19 @@ VectorMaker = Callable[..., AnyVectorEnv]
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
+_STATEFUL_WRAPPERS = (
+    gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward, gym.wrappers.RecordVideo,
+    gym.wrappers.vector.NormalizeObservation, gym.wrappers.vector.NormalizeReward)
+_WRAPPER_WARNINGS = {
+    "NormalizeObservation": "the wrapper NormalizeObservation has statistics of its own in each environment, which a "
+                            "model does not contain, so evaluations and loaded agents begin without statistics; remove "
+                            "it and set normalize_obs=True",
+    "NormalizeReward": "the wrapper NormalizeReward changes the rewards of which returns are the sum, also in "
+                       "evaluations; remove it and set normalize_reward=True",
+    "RecordVideo": "the wrapper RecordVideo counts its files from 0 in every environment, also in those of evaluations, "
+                   "so their videos replace each other; remove it, and film the trained agent with enjoy --video",
+}
+
 _TERMINATION_S = 5.0
 _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
 
@@ -163,6 +176,17 @@ def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
     names = ("single_observation_space", "single_action_space", "observation_space", "action_space")
     if problem := space_problem(envs, names):
         raise EnvError(f"{where}: {problem}")
+
+
+def wrapper_warnings(envs: AnyVectorEnv) -> list[str]:
+    """Return a warning for each of Gymnasium's wrappers in `envs` that gives wrong scores or overwrites files."""
+    kinds = set()
+    for outermost in (envs, *(getattr(envs.unwrapped, "envs", None) or ())[:1]):
+        env: object = outermost
+        while isinstance(env, (gym.Wrapper, gym.vector.VectorWrapper)):
+            kinds.update(kind.__name__ for kind in _STATEFUL_WRAPPERS if isinstance(env, kind))
+            env = env.env
+    return [_WRAPPER_WARNINGS[name] for name in sorted(kinds)]
 
 
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:

@@ -15,7 +15,13 @@ from gymnasium.vector import AutoresetMode
 from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
 from pytorchrl.agent.env.aliases import AnySpace, EnvFn, EnvKwargs, Info, Observation
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
-from pytorchrl.agent.env.backends import InProcessVectorEnv, build_vector, close_vector, reset_vector
+from pytorchrl.agent.env.backends import (
+    InProcessVectorEnv,
+    build_vector,
+    close_vector,
+    reset_vector,
+    wrapper_warnings,
+)
 from pytorchrl.agent.env.common import (
     CommonEnvOptions,
     env_seeds,
@@ -33,6 +39,7 @@ from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.errors import CallOrderError, ConfigError, EnvError, NonFiniteDataError, Problem, StoppedError
+from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
@@ -40,6 +47,8 @@ from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = get_logger(__name__)
 
 # Default of max_env_restarts: environments that need more restarts within 1000 vector steps are considered broken.
 _MAX_RESTARTS = 3
@@ -160,6 +169,8 @@ class VecEnv(Part):
             found, obs = cls._probe(wide)
             if any(leaf.dtype == np.float64 and is_large(leaf) for leaf in obs.values()):
                 built, probe = wide, found
+        for text in wrapper_warnings(probe.vector):
+            logger.warning("%s", text)
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
                           raw_spaces=probe.raw_spaces)
 

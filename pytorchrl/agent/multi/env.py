@@ -37,11 +37,14 @@ from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
+from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.work import Work
 from pytorchrl.support.worker_names import collection_worker
+
+logger = get_logger(__name__)
 
 WORK = Work("ours", calls="environment")
 
@@ -162,6 +165,7 @@ class MultiAgentVecEnv(VecEnv):
             tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
         self._agent_returns: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         self._lengths = np.zeros(self.num_envs, np.int64)
+        self._has_named_lost = False
         self._checked: set[str] = set()  # agents whose first observation was checked
 
     @property
@@ -257,6 +261,8 @@ class MultiAgentVecEnv(VecEnv):
                 # If the environment returned no last observation of the agent, the previous observation is used.
                 result.add_end(self._column(index, agent), obs.get(agent), infos.get(agent, {}))
                 remaining.discard(agent)
+        if lost := {str(agent): reward for agent, reward in rewards.items() if str(agent) not in acting and reward}:
+            self._name_lost(index, lost)
         is_over = is_cut or not remaining
         if not is_over:
             self._observe(index, obs, infos, remaining, set(acting), results)
@@ -288,6 +294,15 @@ class MultiAgentVecEnv(VecEnv):
             if results is not None:
                 new = [column for column, agent in zip(own_columns, own, strict=True) if agent not in acting]
                 results[policy].first[new] = True
+
+    def _name_lost(self, index: int, rewards: Mapping[str, object]) -> None:
+        """Log, once, the rewards of agents that did not act in a step; they belong to no transition."""
+        if not self._has_named_lost:
+            self._has_named_lost = True
+            logger.warning(
+                "%s, env %d: step %d returned rewards of agents that did not act in it: %s; they are neither learned "
+                "nor part of returns; return them in the last step in which the agent acts", self._where, index,
+                self._lengths[index], dict(sorted(rewards.items())))
 
     def _begin(self, index: int, seed: int | None, results: dict[str, ColumnsStep] | None = None) -> None:
         """Start an episode in one environment, and store its first observations."""

@@ -83,7 +83,7 @@ def test_videos_replace_links(agent, tmp_path, monkeypatch):
             super().__init__(env)
             with open(os.path.join(folder, f"{name_prefix}-episode-0.mp4"), "w") as file:
                 file.write("film")
-    monkeypatch.setattr(gym.wrappers, "RecordVideo", Recorder)
+    monkeypatch.setattr(video, "_Recorder", Recorder)
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
     victim, folder = tmp_path / "victim", tmp_path / "films"
     victim.write_text("keep")

@@ -89,7 +89,7 @@ def test_exactly_the_requested_episodes_are_recorded(tmp_path, monkeypatch):
         def __init__(self, env, folder, *, episode_trigger, name_prefix, disable_logger):
             super().__init__(env)
             recorders.append((folder, name_prefix, [number for number in range(9) if episode_trigger(number)]))
-    monkeypatch.setattr(gym.wrappers, "RecordVideo", FakeRecorder)
+    monkeypatch.setattr(video, "_Recorder", FakeRecorder)
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
     agent = train("ppo", "CartPole-v1", **TINY)
     evaluation = video.record_video(agent, tmp_path / "films", num_episodes=3)
@@ -98,7 +98,7 @@ def test_exactly_the_requested_episodes_are_recorded(tmp_path, monkeypatch):
 
 
 def test_sampled_actions_are_recorded_if_requested(tmp_path, monkeypatch):
-    monkeypatch.setattr(gym.wrappers, "RecordVideo", lambda env, folder, **options: env)
+    monkeypatch.setattr(video, "_Recorder", lambda env, folder, **options: env)
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
     agent = train("ppo", "CartPole-v1", **TINY)
     drawn, best = (video.record_video(agent, tmp_path, num_episodes=4, deterministic=deterministic, seed=1).returns
@@ -185,3 +185,42 @@ def test_each_video_contains_the_frames_of_an_episode(tmp_path):
     assert len(pictures) == evaluation.lengths[0] + 1
     assert pictures[0].shape == (400, 600, 3)
     assert np.abs(pictures[0] - pictures[-1]).max() > 100  # the cart has moved
+
+
+class Brighter(gym.Env):
+    """Shows a frame that becomes brighter by one in each step."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, length, fps, render_mode=None):
+        self.length, self.render_mode = length, render_mode
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+
+    def reset(self, *, seed=None, options=None):
+        self.num_steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        return np.zeros(1, np.float32), 1.0, self.num_steps == self.length, False, {}
+
+    def render(self):
+        return np.full((32, 32, 3), 10 + 4 * self.num_steps, np.uint8)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # the reader
+def test_a_video_has_every_frame_once_and_the_rate_of_the_environment(tmp_path):
+    """Gymnasium alone loses the last frame of 5 or 29 steps at 30 frames per second, and repeats frames at 5."""
+    reader = pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("moviepy")
+    for length, fps in ((1, 30), (5, 30), (29, 30), (20, 5), (13, 43)):
+        recorder = video._recorded(Brighter(length, fps, "rgb_array"), video_dir=str(tmp_path), num_episodes=1)
+        for _ in range(2):  # the second reset writes the video of the first episode, and records nothing
+            recorder.reset()
+            for _ in range(length):
+                recorder.step(0)
+        recorder.close()
+        frames = reader.read_frames(str(tmp_path / "env-episode-0.mp4"))
+        assert round(next(frames)["fps"]) == fps
+        levels = [np.frombuffer(frame, np.uint8).mean() for frame in frames]
+        assert np.abs(np.array(levels) - (10 + 4 * np.arange(length + 1))).max() < 2.5, (length, fps)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import threading
 import warnings
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
@@ -145,3 +148,40 @@ def test_a_large_factory_warns_with_its_size(parts):
 def test_a_wrong_environment_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+class Continuous(gym.Env):
+    """An environment whose actions have given bounds."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, low, high):
+        self.action_space = gym.spaces.Box(np.array(low, np.float64), np.array(high, np.float64), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+
+RESCALED = (functools.partial(gym.wrappers.RescaleAction, min_action=-1.0, max_action=1.0),)
+
+
+@pytest.mark.parametrize(("low", "high", "options", "warns"), [
+    ([-1, -2], [1, 2], {}, None), ([0, -0.4], [1, 0.4], {}, None), ([-3], [30], {}, None),
+    ([-np.inf], [np.inf], {}, None),
+    ([0], [np.inf], {}, None), ([-1, 1000], [1, 2000], {}, r"actions \[1\] have bounds such as 1000 to 2000.*clipped"),
+    ([-5], [-2], {}, "clipped"), ([-1e-3], [1e-3], {}, "clipped"), ([-1000], [1000], {}, "alike"),
+    ([-1000], [1000], {"log_std_init": 5.0}, None), ([-5, -1e-3], [-2, 1000], {"wrappers": RESCALED}, None),
+], ids=str)
+def test_bounds_of_actions_that_the_first_policy_cannot_explore_are_named(low, high, options, warns):
+    wrappers = options.pop("wrappers", ())
+    envs = VecEnv.create_factory(Continuous, {"low": low, "high": high}, 2, wrappers=wrappers)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Scheme(PPO.create_factory(), actor, GAEBuffer.create_factory(8), envs)
+    texts = [str(one.message) for one in caught if "have bounds" in str(one.message)]
+    assert len(texts) == (0 if warns is None else 1)
+    assert warns is None or re.search(warns, texts[0])

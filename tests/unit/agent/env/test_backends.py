@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 import types
 
@@ -342,3 +343,45 @@ def test_an_error_in_close_of_a_native_vector_is_only_logged(monkeypatch, caplog
     VecEnv.create_factory("Task-v0", vec_env_size=2, backend="envpool")(seed=0).close()
     assert "GWorker 0/CWorker 0: close raised ZeroDivisionError\nTraceback" in caplog.text
     assert caplog.text.rstrip().endswith("ZeroDivisionError: in close")
+
+
+class Drawn(CountingEnv):
+    """An environment that can be drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.render_mode = "rgb_array"
+
+    def render(self):
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def clipped(env):
+    return gym.wrappers.ClipReward(env, -1.0, 1.0)
+
+
+def filmed(env):
+    return gym.wrappers.RecordVideo(env, f"{tempfile.mkdtemp()}/new", episode_trigger=lambda number: False)
+
+
+def normalized_vector(num_envs):
+    envs = gym.vector.SyncVectorEnv([CountingEnv] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    return gym.wrappers.vector.NormalizeObservation(envs)
+
+
+@pytest.mark.parametrize(("env_fn", "wrappers", "warned"), [
+    (CountingEnv, (), []),
+    (CountingEnv, (gym.wrappers.RecordEpisodeStatistics, clipped), []),
+    (CountingEnv, (gym.wrappers.NormalizeObservation,), ["normalize_obs=True"]),
+    (CountingEnv, (gym.wrappers.NormalizeReward, clipped), ["normalize_reward=True"]),
+    (lambda: gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(CountingEnv())), (),
+     ["normalize_obs=True", "normalize_reward=True"]),
+    (normalized_vector, (), ["normalize_obs=True"]),
+    (Drawn, (filmed,),
+     ["RecordVideo counts its files from 0"]),
+], ids=["none", "harmless", "observations", "rewards", "both inside", "vector", "videos"])
+def test_wrappers_that_give_wrong_scores_or_overwrite_files_are_named(env_fn, wrappers, warned, caplog):
+    VecEnv.create_factory(env_fn, vec_env_size=2, wrappers=wrappers)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == len(warned)
+    assert all(word in text for word, text in zip(warned, texts, strict=True))

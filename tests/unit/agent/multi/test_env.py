@@ -436,3 +436,20 @@ def test_each_episode_has_max_episode_steps_steps():
     envs.reset()
     ends = [bool(envs.step({"shared": np.zeros(2, np.int64)}).episodes) for _ in range(9)]
     assert ends == [False, False, True] * 3
+
+
+def test_a_reward_of_an_agent_that_did_not_act_is_named_once(caplog):
+    class Rewards(ChangingAgents):
+        def step(self, actions):
+            obs, rewards, *rest = super().step(actions)
+            return obs, {agent: rewards.get(agent, self.late) for agent in self.possible_agents}, *rest
+    for late, num_texts in ((0.0, 0), (-1.0, 1)):
+        Rewards.late = late
+        envs, caplog.handler.records[:] = make(1, Rewards, env_kwargs={"lives": LIVES}), []
+        envs.reset()
+        step = [envs.step(actions_of(envs)) for _ in range(6)][-1]
+        texts = [record.getMessage() for record in caplog.records]
+        assert [("{'agent_2': -1.0}" in text, "did not act" in text) for text in texts] == [(True, True)] * num_texts
+        # The return is the sum over the steps in which each agent acts.
+        expected = [100 * agent + t + 1 for agent in range(3) for t in range(*LIVES[agent])]
+        assert step.episodes[0].env_return == sum(expected)
