@@ -12,7 +12,6 @@ from pytorchrl.callbacks.time_limit import time_limit
 from pytorchrl.errors import CallbackError
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
-from pytorchrl.support.untyped import StateDict
 
 logger = get_logger(__name__)
 
@@ -181,16 +180,16 @@ class Callbacks:
         except CallbackError as another:
             logger.warning("%s, while it responded to an error", another)
 
-    def state(self) -> list[StateDict]:
+    def state(self) -> list[dict[str, object]]:
         """Return the class name and the state of each callback that has a state, for a checkpoint."""
-        states: list[StateDict] = []
+        states: list[dict[str, object]] = []
         for callback in self._callbacks:
             with _exits_named(callback, "state"):
                 if state := callback.state():
                     states.append({"callback": type(callback).__name__, "state": state})
         return states
 
-    def load_state(self, states: Sequence[StateDict]) -> None:
+    def load_state(self, states: Sequence[Mapping[str, object]]) -> None:
         """Restore the states of callbacks from a checkpoint.
 
         The first state of a class belongs to the first callback of this class, and so on. The run that resumes may
@@ -200,11 +199,13 @@ class Callbacks:
         for callback in self._callbacks:
             name = type(callback).__name__
             if (place := next((i for i, (owner, _) in enumerate(left) if owner == name), None)) is not None:
+                state = left.pop(place)[1]
+                assert isinstance(state, Mapping)  # the learner has checked the checkpoint
                 with _exits_named(callback, "load_state"):
-                    callback.load_state(left.pop(place)[1])
+                    callback.load_state(state)
         if left:
             logger.warning("the checkpoint contains states of callbacks that this run does not have: %s",
-                           ", ".join(owner for owner, _ in left))
+                           ", ".join(str(owner) for owner, _ in left))
 
     def evaluated(self, evaluation: Evaluation | None) -> None:
         """Call `on_evaluation` if there is an evaluation that has not been reported yet."""

@@ -157,14 +157,13 @@ def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
 
 def _action_warnings(agent: Agent) -> list[str]:
     """Return a warning for each policy whose first actions, of mean 0, are nearly all clipped, or nearly all alike."""
-    if not issubclass(agent.actor_factory.cls, OnPolicyActor):
-        return []
-    spaces = agent.train_envs_factory.action_space
-    std = math.exp(getattr(agent.actor_factory.options, "log_std_init", 0.0))
     found = []
-    for policy, space in spaces.items() if isinstance(spaces, Mapping) else [("", spaces)]:
-        if not isinstance(space, Box) or not space.shape:
+    actors = getattr(agent.actor_factory.options, "policies", None) or {"": agent.actor_factory}
+    for policy, factory in actors.items():
+        options = factory.options
+        if not issubclass(factory.cls, OnPolicyActor) or not isinstance(space := options.action_space, Box):
             continue
+        std = math.exp(options.log_std_init)
         low, high = (bound.astype(np.float64).reshape(-1) / std for bound in (space.low, space.high))
         is_clipped = (low > _FARTHEST) | (high < -_FARTHEST) | (high - low < 1 / _WIDEST)
         is_wide = np.isfinite(high - low) & (high - low > _WIDEST)

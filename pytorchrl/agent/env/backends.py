@@ -45,10 +45,10 @@ _WRAPPER_WARNINGS = {
     "NormalizeObservation": "the wrapper NormalizeObservation has statistics of its own in each environment, which a "
                             "model does not contain, so evaluations and loaded agents begin without statistics; remove "
                             "it and set normalize_obs=True",
-    "NormalizeReward": "the wrapper NormalizeReward changes the rewards of which returns are the sum, also in "
+    "NormalizeReward": "the wrapper NormalizeReward changes the rewards that are added up to returns, also in "
                        "evaluations; remove it and set normalize_reward=True",
-    "RecordVideo": "the wrapper RecordVideo counts its files from 0 in every environment, also in those of evaluations, "
-                   "so their videos replace each other; remove it, and film the trained agent with enjoy --video",
+    "RecordVideo": "the wrapper RecordVideo counts its files from 0 in every environment, also in evaluations, "
+                   "and their videos replace each other; remove it, and film the trained agent with enjoy --video",
 }
 
 _TERMINATION_S = 5.0
@@ -180,7 +180,7 @@ def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
 
 def wrapper_warnings(envs: AnyVectorEnv) -> list[str]:
     """Return a warning for each of Gymnasium's wrappers in `envs` that gives wrong scores or overwrites files."""
-    kinds = set()
+    kinds: set[str] = set()
     for outermost in (envs, *(getattr(envs.unwrapped, "envs", None) or ())[:1]):
         env: object = outermost
         while isinstance(env, (gym.Wrapper, gym.vector.VectorWrapper)):
