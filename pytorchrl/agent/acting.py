@@ -53,7 +53,6 @@ class PolicyParts:
         """Build the algorithm for acting, with the trained weights and the final values of all schedules."""
         # The file of the initial weights is not read: it may no longer exist, and `self.state` replaces its weights.
         actor = _with_options(self.actor, {"checkpoint": None})(device="cpu", seed=0)
-        actor.eval()
         algorithm = _with_options(self.algorithm, _EXACT)(device="cpu", actor=actor, seed=seed)
         algorithm.load_acting_state(self.state)
         algorithm.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration

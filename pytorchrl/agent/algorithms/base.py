@@ -32,6 +32,7 @@ from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.names import checked_names
+from pytorchrl.agent.modes import NetworkMode
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
@@ -142,6 +143,7 @@ class Algorithm(Part, Updatable, ABC):
             algorithm=options, actor=of_actor, has_memory=getattr(actor, "is_recurrent", None)))
         self.options = options
         self.actor, self.device = actor, torch.device(device)
+        self.mode = NetworkMode(actor)
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)
         self.groups = {name: FlatParameters(params) for name, params in self.trained_parameters().items()}
         settings = OptimizerSettings(**{name: getattr(options, name) for name in OPTIONS_OF})

@@ -28,7 +28,7 @@ from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
-from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem
 from pytorchrl.support.untyped import StateDict
 
 Losses = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
@@ -253,19 +253,21 @@ class ReplayAlgorithm(Algorithm):
                 checked.
         """
         due = tuple([name for name in self.groups if not self.applies_at_once or self.is_due(name)])
-        if self._compiled is None:
-            gradients, measured, errors = self._uncompiled_gradients(batch, due)
-        else:
-            if (batch.ret.shape[0], due) not in self._plans:
-                # Discard the result: a resumed run has no plans yet, but must compute the same gradients.
-                state = self.update_generator.get_state()
+        if self._compiled is not None and (batch.ret.shape[0], due) not in self._plans:
+            # Discard the result: a resumed run has no plans yet, but must compute the same gradients.
+            state = self.update_generator.get_state()
+            with self.mode.learning(self.update_generator):
                 self._uncompiled_gradients(batch, due)
-                self.update_generator.set_state(state)
-            gradients, measured, errors = self._compiled_gradients(self._compiled, batch, due)
+            self.update_generator.set_state(state)
+            self.mode.undo()
+        with self.mode.learning(self.update_generator):
+            gradients, measured, errors = self._uncompiled_gradients(batch, due) if self._compiled is None \
+                else self._compiled_gradients(self._compiled, batch, due)
         values = measured.tolist()
         values, norms = values[:len(self._names)], values[len(self._names):]
         if not all(map(math.isfinite, values)):
             gradients, norms = [torch.full_like(gradient, math.nan) for gradient in gradients], []
+            self.mode.undo()
         self._gradients = gradients
         if norms:
             self._known_norms = [*gradients], norms
@@ -355,7 +357,12 @@ class ReplayAlgorithm(Algorithm):
     @override
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Update the weights and, every `target_update_interval` updates, the target networks."""
-        info = super().apply_gradients(gradients)
+        try:
+            info = super().apply_gradients(gradients)
+        except NonFiniteUpdateError:
+            self.mode.undo()
+            raise
+        self.mode.updated()
         self.num_updates_made += 1
         if self.num_updates_made % self.options.target_update_interval == 0:
             self._move_targets()

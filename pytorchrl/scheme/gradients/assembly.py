@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from pytorchrl.agent.contracts import DataCheck
+from pytorchrl.agent.modes import DROPOUT, NORMALIZATION, NetworkMode
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
+from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
@@ -78,7 +81,9 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
     collection = recipe.collection
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)
-    plan = plan_batches(collection, worker, len(remote), warns=index_worker == 0)
+    plan = plan_batches(collection, worker, len(remote))
+    check_layers(worker, recipe.options.is_parallel, isinstance(collection, OnArrival.Options),
+                 warns=index_worker == 0)
     closing = runtime.make_event()
     samples = SampleQueue(
         worker, col_runtime, ledger, closing, options_of(SampleQueueOptions, collection),
@@ -133,3 +138,36 @@ def _staging(worker: CWorker, batches: TrainBatchSource, samples: SampleQueue, p
             and isinstance(worker.storage, VanillaOnPolicyBuffer):
         return staging, Loader(staging, samples.following, runtime.now)
     return staging, None
+
+
+def check_layers(worker: CWorker, is_parallel: bool, is_asynchronous: bool, *, warns: bool) -> None:
+    """Warn about dropout and batch normalization that has no effect, and refuse it where it would be wrong.
+
+    Args:
+        worker: The local collection worker, with the algorithm.
+        is_parallel: Whether gradients are computed by several workers.
+        is_asynchronous: Whether collection is asynchronous.
+        warns: Whether to warn.
+
+    Raises:
+        ConfigError: Several workers would learn different moments of batches, or a record could not be replayed.
+    """
+    for policy, algorithm in getattr(worker.algo, "algorithms", {"": worker.algo}).items():
+        mode: NetworkMode = algorithm.mode
+        norms, name = mode.layers(NORMALIZATION), type(algorithm).__name__
+        whose = f"the actor of policy {policy!r}" if policy else "the actor"
+        if not algorithm.learns_from.is_kept:
+            if warns and (idle := mode.layers(DROPOUT) + norms):
+                warnings.warn(
+                    f"{' and '.join(idle)} in {whose} stay in evaluation mode in {name}, so that learning and acting "
+                    "use the same policy: dropout has no effect, and moments of batches are not learned; use layer "
+                    "normalization or normalize_obs=True instead", stacklevel=2)
+        elif norms and is_parallel:
+            raise ConfigError(
+                f"{' and '.join(norms)} in {whose} learn moments of batches where gradients are computed, so parallel "
+                "gradient workers would have different networks; use layer normalization, or "
+                "one gradient worker (num_grad_workers=1 without grad_execution)")
+        elif norms and is_asynchronous and worker.journal.is_kept:
+            raise ConfigError(
+                f"{' and '.join(norms)} in {whose} learn moments of batches between two updates, so a record of "
+                "asynchronous collection could not be replayed exactly; use layer normalization, or do not record")

@@ -35,14 +35,13 @@ class BatchPlan:
     least_steps: int = 0
 
 
-def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remote: int, *, warns: bool) -> BatchPlan:
+def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remote: int) -> BatchPlan:
     """Determine the sizes of batches, and prepare the storage for them.
 
     Args:
         collection: Options of collection.
         worker: The local collection worker, whose storage stores the train batches.
         num_remote: Number of remote collection workers.
-        warns: Whether to warn about batch normalization layers, which would normalize over each microbatch.
     """
     train = options_of(GWorkerOptions, collection).train_batch_size
     size = options_of(GradAccumulator.Options, collection).microbatch_size
@@ -53,8 +52,6 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     if size is None:
         return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
     storage.device = torch.device("cpu")  # a whole train batch may not fit on the algorithm's device
-    if warns:
-        micro.warn_of_batch_norm(worker.actor)
     streamed = options_of(GradAccumulator.CollectOptions, collection)
     is_streamed = train is not None and not micro.reason_to_keep_batch(worker.algo.options, streamed.norm_over)
     can_prefetch = is_streamed and is_sync and num_remote > 0 and barrier.col_fraction_workers == 1.0

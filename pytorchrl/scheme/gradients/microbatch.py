@@ -7,14 +7,12 @@ the vector of a parameter group.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import map_tensors, weights_of_gradients
@@ -291,11 +289,3 @@ class Used(NamedTuple):
     last: bool
     samples: Mapping[str, int] = MappingProxyType({})
     """With several policies, the number of valid samples of each policy."""
-
-
-def warn_of_batch_norm(actor: nn.Module) -> None:
-    """Warn if the actor has batch normalization layers, which would normalize over each slice of a batch separately."""
-    if any(isinstance(module, _BatchNorm) for module in actor.modules()):
-        warnings.warn("the actor has batch normalization layers, which normalize over each slice of microbatch_size "
-                      "env steps, not over the batch; use layer normalization, or leave microbatch_size out",
-                      stacklevel=2)

@@ -34,7 +34,7 @@ def plan():
         actor = OnPolicyActor.create_factory(ENVS.observation_space, ENVS.action_space, hidden_sizes=(4,))
         recipe = CWorkerSet.create_factory(1, algo or A2C.create_factory(), actor, Watched.create_factory(8), ENVS)
         worker = CWorker(0, recipe, role=Role.SERVER)
-        return plan_batches(collection, worker, num_remote, warns=False), worker.storage.planned
+        return plan_batches(collection, worker, num_remote), worker.storage.planned
     return plan_
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 
 import pytest
 import torch
@@ -220,11 +219,11 @@ def test_a_record_with_another_microbatch_size_is_refused(make_scheme, tmp_path)
         make_scheme(algo=ALGORITHMS["a2c"], microbatch_size=8, runtime=None, replay=path)
 
 
-# Networks whose results depend on how a batch is sliced
+# Networks with layers that depend on the mode
 
 
 class BatchNormed(OnPolicyActor):
-    """An actor with batch normalization, which depends on how a batch is sliced."""
+    """An actor with batch normalization, which would depend on how a batch is sliced if it were in training mode."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -234,11 +233,9 @@ class BatchNormed(OnPolicyActor):
 def test_batch_normalization_warns():
     given = envs()
     actor = BatchNormed.create_factory(given.observation_space, given.action_space)
-    for microbatch_size, expected in ((None, 0), (8, 1)):
+    for microbatch_size in (None, 8):
         scheme = Scheme(A2C.create_factory(), actor, GAEBuffer.create_factory(8), given, seed=1,
                         microbatch_size=microbatch_size)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with pytest.warns(UserWarning, match="BatchNorm1d in the actor stay in evaluation mode in A2C"):
             scheme.start()
         scheme.stop()
-        assert ["batch normalization" in str(each.message) for each in seen] == [True] * expected
