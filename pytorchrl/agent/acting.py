@@ -13,7 +13,7 @@ from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays
 from pytorchrl.agent.env.aliases import Action, Observation
 from pytorchrl.agent.env.guard import observation_problem
-from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start
+from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, mask_flags
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory
 from pytorchrl.agent.multi.data import own_names
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -100,7 +100,7 @@ class Player:
     def __init__(self, parts: PolicyParts, seed: int) -> None:
         self._algorithm, self._spaces = parts.build(seed), parts.spaces
         self.reader = ObservationReader(parts.spaces.observation, parts.spaces.keep_float64)
-        self._start = action_start(parts.spaces.action)
+        self._start, self._values = action_start(parts.spaces.action), self.reader.value_check()
 
     def initial_memory(self, count: int) -> Arrays:
         """Return the initial memory of `count` episodes, name -> (count, H); empty if the policy has no memory."""
@@ -118,12 +118,23 @@ class Player:
         """Return the action for one observation of an environment, and the memory after the observation.
 
         Raises:
-            ConfigError: The observation does not fit the observation space.
+            ConfigError: The observation does not fit the observation space, or the mask does not fit the action space
+                or is missing.
         """
         if problem := observation_problem(self._spaces.observation, obs, "obs"):
             raise ConfigError(f"act received an observation that does not fit the observation space; {problem}")
-        allowed = self.reader.mask_rows([obs]) if mask is None else np.asarray(mask, dtype=np.bool_)[None]
-        step = self.choose(self.reader.read_rows([obs]), self.initial_memory(1) if memory is None else memory,
+        leaves = self.reader.read_rows([obs])
+        if problem := self._values.problem(leaves):
+            raise ConfigError(f"act received an observation that does not fit the observation space; {problem}")
+        if mask is None and self._spaces.has_mask_in_info:
+            raise ConfigError("act needs the mask that belongs to the observation, because the environment returns "
+                              "masks in info, and a forbidden action could be chosen without it; pass "
+                              "mask=info['action_mask']")
+        try:
+            allowed = self.reader.mask_rows([obs]) if mask is None else mask_flags([mask], self._spaces.action)
+        except ValueError as failure:
+            raise ConfigError(f"act received a wrong mask; {failure}") from None
+        step = self.choose(leaves, self.initial_memory(1) if memory is None else memory,
                            np.array([memory is None]), allowed, deterministic)
         return self.for_environment(step.clipped_action)[0], step.rhs
 

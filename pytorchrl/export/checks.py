@@ -16,9 +16,9 @@ from gymnasium import spaces
 from pytorchrl.agent.acting import POLICY, Player
 from pytorchrl.agent.data import PREVIOUS, Arrays, show_reward
 from pytorchrl.agent.env import EnvFactory, VecEnv
-from pytorchrl.agent.env.aliases import AnySpace, Observation
+from pytorchrl.agent.env.aliases import MASK_LEAF, AnySpace, Observation
 from pytorchrl.agent.env.common import reward_function
-from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, Path, RawSpaces, part_at
+from pytorchrl.agent.env.spaces import ObservationReader, Path, RawSpaces, part_at
 from pytorchrl.agent.multi.data import MultiStep
 from pytorchrl.agent.multi.env import MultiAgentVecEnv
 from pytorchrl.agent.policy import Policy

@@ -1,4 +1,4 @@
-"""Names for Gymnasium's generic types.
+"""Names for Gymnasium's generic types, and the name of action masks.
 
 The type parameters are not specific, because the types of observations and actions depend on an environment's spaces,
 which are known only at run time.
@@ -14,6 +14,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from pytorchrl.support.untyped import EnvValue, Forwarded, UserPart
+
+MASK_LEAF = "action_mask"
+"""Name of the observation leaf or `info` entry that contains the action mask; networks do not receive the leaf."""
 
 Observation = EnvValue
 """An array or a number, or a dictionary or tuple of observations, as the observation space prescribes."""

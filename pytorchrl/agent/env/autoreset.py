@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from typing_extensions import override
 
-from pytorchrl.agent.env.aliases import AnyVectorEnv, Info, Observation
-from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader
+from pytorchrl.agent.env.aliases import MASK_LEAF, AnyVectorEnv, Info, Observation
+from pytorchrl.agent.env.spaces import ObservationReader
 from pytorchrl.errors import EnvError
 
 INFO_KEYS = ("lives", MASK_LEAF)
@@ -175,8 +175,17 @@ def _merged(info: Info, reset_info: Info, done: np.ndarray) -> Info:
 
 
 def _row(info: Mapping[str, object], index: int) -> dict[str, object]:
-    """Return the entries of one environment in the `info` of a vector environment."""
-    return {
-        key: value[index] for key, value in info.items()
-        if not key.startswith("_") and isinstance(value, np.ndarray) and value.ndim and len(value) > index
-    }
+    """Return the entries of one environment in the `info` of a vector environment; nested entries stay nested.
+
+    As in Gymnasium, the entry `_key` says which environments have the entry `key`; by default, all have it.
+    """
+    row: dict[str, object] = {}
+    for key, value in info.items():
+        given = info.get(f"_{key}")
+        if (key.startswith("_") and key[1:] in info) or (isinstance(given, np.ndarray) and not given[index]):
+            continue
+        if isinstance(value, Mapping):
+            row[key] = _row(value, index)
+        elif isinstance(value, np.ndarray) and value.ndim and len(value) > index:
+            row[key] = value[index]
+    return row

@@ -22,7 +22,7 @@ from gymnasium.vector.utils import iterate
 from pytorchrl.agent.env.action_checks import speed_up_action_check
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, Info, Observation
 from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
-from pytorchrl.agent.env.guard import close_and_log, describe, space_problem
+from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
@@ -96,12 +96,19 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
     """Reset all environments with `seeds`; if the vector environment accepts only one seed, pass the first one."""
     if seeds is None:
         return envs.reset()
+    if is_native(envs):
+        seed_spaces(envs, seeds[0])
     if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
         return envs.reset(seed=[*seeds])
     if type(envs).__module__.startswith("ale_py"):
         # ALE would turn an integer into seed, seed + 1, ..., so workers with adjacent seeds would play the same games.
         return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # ALE also accepts an array
     return envs.reset(seed=seeds[0])
+
+
+def is_native(envs: AnyVectorEnv) -> bool:
+    """Return whether `envs` steps all environments itself, so that no `GuardedEnv` checks the results of each."""
+    return not isinstance(envs, (InProcessVectorEnv, ProcessesVectorEnv))
 
 
 def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -24,6 +25,7 @@ from pytorchrl.agent.env.aliases import (
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.support.terminal import Lines, get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal, users_traceback
+from pytorchrl.support.untyped import EnvValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,11 +61,14 @@ class GuardedEnv(AnyWrapper):
         self._where = where
         self._seed: int | None = None
         self._num_steps = 0
-        self._form: tuple[type, object] | None = None
+        self._kinds: tuple[type, ...] = ()
+        self._form = Form(None)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset the environment; raise `EnvError` if the environment raises an exception or violates its contract."""
         self._seed = seed if seed is not None else self._seed
+        if seed is not None:  # an environment may draw from its own spaces
+            seed_spaces(self.env, seed)
         try:
             result = self.env.reset(seed=seed, options=options)
         except USER_ERRORS as failure:
@@ -80,15 +85,18 @@ class GuardedEnv(AnyWrapper):
             result = self.env.step(action)
         except USER_ERRORS as failure:
             return self._step_failed(failure)
-        # The first step is checked fully; a later step is checked only if its result has a different form.
-        if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
+        if len(result) != 5:
+            raise EnvError(f"{self._where}: step: {step_problem(self.observation_space, result)}")
+        obs, reward, terminated, truncated, info = result
+        # A result is checked fully if it has another form than the previous one, such as another dtype.
+        kinds = type(reward), type(terminated), type(truncated), type(info)
+        if kinds != self._kinds or not self._form.fits(obs):
             problem = step_problem(self.observation_space, result)
             if problem:
                 raise EnvError(f"{self._where}: step: {problem}")
-            self._form = (type(result[1]), _form(result[0]))
-        if result[2] or result[3]:  # copy the observation, because the next episode may reuse its memory
-            last = result[0]
-            return last.copy() if type(last) is np.ndarray else copy.deepcopy(last), *result[1:]
+            self._kinds, self._form = kinds, Form(obs)
+        if terminated or truncated:  # copy the observation, because the next episode may reuse its memory
+            return obs.copy() if type(obs) is np.ndarray else copy.deepcopy(obs), *result[1:]
         return result
 
     def close(self) -> None:
@@ -102,6 +110,20 @@ class GuardedEnv(AnyWrapper):
         reraise_of_signal(failure)
         return EnvError(
             f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
+
+
+def seed_spaces(env: AnyEnv | AnyVectorEnv, seed: int) -> None:
+    """Seed the spaces of an environment and of all its wrappers, each with another seed derived from `seed`."""
+    stream = np.random.SeedSequence(seed)
+    seen: set[int] = set()
+    layer: object = env
+    while layer is not None:
+        for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
+            space = getattr(layer, name, None)
+            if isinstance(space, spaces.Space) and id(space) not in seen:
+                seen.add(id(space))
+                space.seed(int(stream.spawn(1)[0].generate_state(1)[0]) >> 1)
+        layer = layer.env if isinstance(layer, (gym.Wrapper, gym.vector.VectorWrapper)) else None
 
 
 def close_and_log(close: Callable[[], object], where: str) -> None:
@@ -123,11 +145,109 @@ def traceback_of(failure: BaseException) -> str:
     return users_traceback(failure).rstrip("\n")[-_TRACEBACK_CHARS:]
 
 
-def _form(observation: Observation) -> object:
-    """Return the form of an observation: the dtype and shape of an array, or the type of any other observation."""
-    if isinstance(observation, np.ndarray):
-        return observation.dtype, observation.shape
-    return type(observation)
+class Form:
+    """The form of an observation: dtype and shape of each array, keys of each mapping, types of all other parts.
+
+    Args:
+        value: The observation.
+    """
+
+    def __init__(self, value: Observation) -> None:
+        self._type = type(value)
+        self._array = (value.dtype, value.shape) if isinstance(value, np.ndarray) else None
+        parts: Iterable[tuple[object, Observation]] = ()
+        if isinstance(value, Mapping):
+            parts = value.items()
+        elif isinstance(value, (tuple, list)):
+            parts = enumerate(value)
+        # For each part: its key, its type, dtype and shape of an array, and the form of a part with parts of its own.
+        self._parts = [
+            (key, type(part), *((part.dtype, part.shape) if isinstance(part, np.ndarray) else (None, None)),
+             Form(part) if isinstance(part, (Mapping, tuple, list)) else None) for key, part in parts]
+
+    def fits(self, value: Observation) -> bool:
+        """Return whether an observation has this form."""
+        if type(value) is not self._type:
+            return False
+        if self._array is not None:
+            return (value.dtype, value.shape) == self._array
+        if not self._parts:
+            return True
+        try:
+            return len(value) == len(self._parts) and self._parts_fit(value)
+        except (KeyError, IndexError):
+            return False
+
+    def _parts_fit(self, value: Observation) -> bool:
+        for key, kind, dtype, shape, form in self._parts:
+            part = value[key]
+            if type(part) is not kind:
+                return False
+            if dtype is not None:
+                if part.dtype != dtype or part.shape != shape:
+                    return False
+            elif form is not None and not form.fits(part):
+                return False
+        return True
+
+
+class VectorResults:
+    """Checks the results of a native vector environment: NumPy arrays of the declared shapes, and writable.
+
+    Args:
+        envs: The vector environment.
+    """
+
+    def __init__(self, envs: AnyVectorEnv) -> None:
+        self._space, self._shape = envs.observation_space, (envs.num_envs,)
+        self._form = Form(None)
+
+    def of_reset(self, observations: Observation) -> Observation:
+        """Return the observations of a reset, as writable arrays; raise `EnvError` if they do not fit the space."""
+        if problem := foreign_problem(observations) or observation_problem(self._space, observations):
+            raise EnvError(f"reset: {problem}")
+        return writable(observations)
+
+    def of_step(self, result: tuple[Observation, ...]) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray]:
+        """Return observations, rewards, terminations and truncations as writable arrays.
+
+        Raises:
+            EnvError: The arrays do not fit the spaces, or are not arrays of NumPy.
+        """
+        arrays = result[:4]
+        if not self._form.fits(arrays):
+            problem = foreign_problem(arrays) or observation_problem(self._space, result[0])
+            for name, array, kinds in (
+                    ("reward", arrays[1], "fiu"), ("terminated", arrays[2], "b"), ("truncated", arrays[3], "b")):
+                if not problem and (array.shape != self._shape or array.dtype.kind not in kinds):
+                    problem = (f"expected {name} of shape {self._shape} and kind {kinds!r}, "
+                               f"got {array.dtype} {array.shape}")
+            if problem:
+                raise EnvError(f"step: {problem}")
+            self._form = Form(arrays)
+        return writable(arrays)
+
+
+def foreign_problem(values: object) -> str | None:
+    """Return an error text if a part of the results of a vector environment is not an array of NumPy; else None."""
+    if isinstance(values, (tuple, Mapping)):
+        parts = values.values() if isinstance(values, Mapping) else values
+        return next((problem for part in parts if (problem := foreign_problem(part))), None)
+    if isinstance(values, np.ndarray):
+        return None
+    kind = type(values)
+    remedy = ".cpu().numpy()" if kind.__module__.partition(".")[0] == "torch" else ", as numpy.asarray returns it"
+    return (f"a vector environment must return NumPy arrays, got a {kind.__module__}.{kind.__qualname__}; "
+            f"return the array{remedy}")
+
+
+def writable(values: EnvValue) -> EnvValue:
+    """Return arrays, or tuples and mappings of them, with read-only arrays (such as those of JAX) copied."""
+    if isinstance(values, np.ndarray):
+        return values if values.flags.writeable else values.copy()
+    if isinstance(values, tuple):
+        return tuple([writable(value) for value in values])
+    return {key: writable(value) for key, value in values.items()}
 
 
 def describe(failure: BaseException) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from gymnasium import spaces
 
-from pytorchrl.agent.env.aliases import Info, Observation
-from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader
+from pytorchrl.agent.env.aliases import MASK_LEAF, AnySpace, Info, Observation
+from pytorchrl.agent.env.spaces import ObservationReader, mask_flags, part_at
 from pytorchrl.errors import EnvError
+from pytorchrl.support.untyped import EnvValue
 
 
 class ActionMasks:
@@ -22,14 +24,16 @@ class ActionMasks:
         num_envs: E, the number of environments.
         where: Name of the worker, for error messages.
         shows_last: Whether an episode's last step returns the episode's last observation (autoreset mode NEXT_STEP).
-        has_one_choice: Whether an action is one choice among n actions, as in a Discrete space.
+        action_space: The space of the actions to which masks apply.
     """
 
     def __init__(
-        self, reader: ObservationReader, num_envs: int, where: str, shows_last: bool, has_one_choice: bool,
+        self, reader: ObservationReader, num_envs: int, where: str, shows_last: bool, action_space: AnySpace,
     ) -> None:
         self._reader, self._where = reader, where
-        self._shows_last, self._has_one_choice = shows_last, has_one_choice
+        # An action of a Discrete space is one choice among n actions.
+        self._shows_last, self._has_one_choice = shows_last, isinstance(action_space, spaces.Discrete)
+        self._action_space = action_space
         self.is_in_info = False
         """Whether the `info` of the first reset contained masks."""
         self._free = np.empty(0, dtype=np.bool_)
@@ -47,10 +51,11 @@ class ActionMasks:
         """Return the masks of a step, (E, n) bool; None if the environment has no action masks.
 
         Raises:
-            EnvError: The `info` of the first reset contained `action_mask`, but the `info` of this step does not.
+            EnvError: The `info` of the first reset contained `action_mask`, but the `info` of this step does not, or
+                the masks are not flags, one for each action.
         """
         if self._reader.has_mask:
-            return self._reader.mask(observations)
+            return self._flags(part_at(observations, self._reader.mask_path or ()))
         if not self.is_in_info:
             return None
         given = info.get(f"_{MASK_LEAF}", self._all)
@@ -58,7 +63,14 @@ class ActionMasks:
             raise EnvError(
                 f"{self._where}: expected info['{MASK_LEAF}'] in every step, because the first reset returned it; it "
                 "is missing")
-        return np.asarray(info[MASK_LEAF], dtype=np.bool_)
+        return self._flags(info[MASK_LEAF])
+
+    def _flags(self, given: EnvValue) -> np.ndarray:
+        """Return masks (K, n) as bool; raise `EnvError` if they are not flags, one for each action."""
+        try:
+            return mask_flags(given, self._action_space)
+        except ValueError as failure:
+            raise EnvError(f"{self._where}: {failure}") from None
 
     def read_at_end(
         self, observations: Observation, info: Info, done: np.ndarray, truncated: np.ndarray,
@@ -89,7 +101,7 @@ class ActionMasks:
         """
         if self.is_in_info and len(final_index):
             infos = [last_info_of(index) for index in final_index.tolist()]
-            mask = np.stack([np.asarray(info.get(MASK_LEAF, self._free[0])).astype(np.bool_) for info in infos])
+            mask = self._flags([info.get(MASK_LEAF, self._free[0]) for info in infos])
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:

@@ -179,7 +179,7 @@ class RestartingEnv(GuardedEnv):
         env = self._rebuild()
         expected = self.observation_space, self.action_space
         self.env, self._is_open = env, True
-        self._num_steps, self._form = 0, None
+        self._num_steps, self._kinds = 0, ()
         if (env.observation_space, env.action_space) != expected:
             raise EnvError(f"{self._where}: expected spaces {expected[0]}, {expected[1]} after a restart, "
                            f"got {env.observation_space}, {env.action_space}; "

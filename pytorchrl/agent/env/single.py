@@ -6,6 +6,7 @@ import copy
 import difflib
 import functools
 import importlib
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
-from pytorchrl.agent.env.aliases import AnyEnv, AnySpace, EnvFn, EnvKwargs, EnvWrapper, Info, ResetResult
+from pytorchrl.agent.env.aliases import MASK_LEAF, AnyEnv, AnySpace, EnvFn, EnvKwargs, EnvWrapper, Info, ResetResult
 from pytorchrl.agent.env.deadlines import TimedEnv
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
-from pytorchrl.agent.env.wrappers import FrameStack
+from pytorchrl.agent.env.wrappers import FrameStack, MaskMethod
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 from pytorchrl.support.code import import_module
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
@@ -118,7 +119,10 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
             env = wrapper(env)
         if problem := space_problem(env):
             raise EnvError(f"{where}: {problem}")
+        _give_own_spaces(env.unwrapped)
         speed_up_action_check(env.unwrapped.action_space)
+        if _has_mask_method(env):
+            env = MaskMethod(env, MASK_LEAF)
         if blueprint.frame_stack > 1:
             env = FrameStack(env, blueprint.frame_stack)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
@@ -127,6 +131,20 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
         reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     return env
+
+
+def _give_own_spaces(env: AnyEnv) -> None:
+    """Copy the spaces that an environment shares with all others of its class, because each seeds its own spaces."""
+    for name in ("observation_space", "action_space"):
+        if isinstance(inspect.getattr_static(type(env), name, None), gym.Space) and name not in vars(env):
+            setattr(env, name, copy.deepcopy(getattr(env, name)))
+
+
+def _has_mask_method(env: AnyEnv) -> bool:
+    """Return whether only the method `action_masks()`, which sb3-contrib reads, states the allowed actions."""
+    space = env.observation_space
+    return not isinstance(env.action_space, gym.spaces.Box) and not (
+        isinstance(space, gym.spaces.Dict) and MASK_LEAF in space.spaces) and env.has_wrapper_attr("action_masks")
 
 
 def _build_timed(build: Callable[[], AnyEnv], timeout_s: float, where: str) -> AnyEnv:

@@ -11,13 +11,11 @@ import numpy as np
 from gymnasium import spaces
 
 from pytorchrl.agent.data import OBS_LEAF
-from pytorchrl.agent.env.aliases import AnySpace, Observation
+from pytorchrl.agent.env.aliases import MASK_LEAF, AnySpace, Observation
 from pytorchrl.agent.env.images import channels_first, has_channels_last
+from pytorchrl.agent.env.values import ValueCheck
 from pytorchrl.errors import SpaceError
 from pytorchrl.support.untyped import EnvValue
-
-MASK_LEAF = "action_mask"
-"""Name of the observation leaf or `info` entry that contains the action mask; networks do not receive the leaf."""
 
 LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Types of spaces that are supported for actions, and for the leaves of observations."""
@@ -145,6 +143,10 @@ class ObservationReader:
         """Whether `read` returns `{"obs": observations}` without any conversion."""
         self.has_mask = self.mask_path is not None
 
+    def value_check(self) -> ValueCheck:
+        """Return a new check of the values of leaves."""
+        return ValueCheck(self.space, {leaf.name: leaf.start for leaf in self.readings if leaf.start is not None})
+
     def read(self, observations: Observation) -> dict[str, np.ndarray]:
         """Return the batched observations of a vector environment as leaves: each leaf is an array (E, ...)."""
         if self.is_plain:
@@ -189,12 +191,49 @@ class ObservationReader:
         """Return the leaf `action_mask` of batched observations, (E, n) bool; None if the space has no such leaf."""
         if self.mask_path is None:
             return None
-        return np.asarray(part_at(observations, self.mask_path)).astype(np.bool_)
+        return mask_flags(part_at(observations, self.mask_path))
 
     def mask_rows(self, rows: Sequence[Observation]) -> np.ndarray | None:
         """Return the leaf `action_mask` of K single observations, (K, n) bool; None if the space has no such leaf."""
-        masks = [mask for row in rows if (mask := self.mask(row)) is not None]
-        return np.stack(masks) if masks else None
+        return None if self.mask_path is None else mask_flags([part_at(row, self.mask_path) for row in rows])
+
+
+def mask_flags(given: EnvValue, action_space: AnySpace | None = None) -> np.ndarray:
+    """Return the masks of K observations as flags, (K, n) bool.
+
+    Args:
+        given: An array (K, n), or a sequence of K arrays or lists with n flags each.
+        action_space: The space of actions, which has n actions; None: n is not checked.
+
+    Raises:
+        ValueError: The masks have another length, or contain values other than 0 and 1.
+    """
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        mask = given
+    else:
+        rows = [np.asarray(row) for row in given]
+        if len(shapes := {row.shape for row in rows}) > 1:
+            raise ValueError(f"'{MASK_LEAF}' has different shapes, {sorted(shapes)}; return one flag for each action, "
+                             "also for actions that are never allowed")
+        mask = np.stack(rows)
+    number = None
+    if isinstance(action_space, spaces.Discrete):
+        number = int(action_space.n)
+    elif isinstance(action_space, spaces.MultiDiscrete):
+        number = int(np.sum(action_space.nvec))
+    if mask.ndim != 2 or number not in (None, mask.shape[1]):
+        needed = "one axis" if number is None else f"{number} flags, because the action space is {action_space}"
+        raise ValueError(f"'{MASK_LEAF}' must have {needed}, got the shape {mask.shape[1:]}; return a bool array with "
+                         "one flag for each action")
+    if mask.dtype == np.bool_:
+        return mask
+    # A negative number becomes a large unsigned one.
+    if mask.dtype.kind in "iu" and int(mask.view(f"u{mask.dtype.itemsize}").max(initial=0)) <= 1:
+        return mask.astype(np.bool_)
+    if mask.dtype.kind != "f" or not np.isin(mask, (0, 1)).all():
+        raise ValueError(f"'{MASK_LEAF}' must contain flags, 1 where an action is allowed and 0 elsewhere, got "
+                         f"{mask[0].tolist()} ({mask.dtype}); return a bool array")
+    return mask.astype(np.bool_)
 
 
 def _walk(

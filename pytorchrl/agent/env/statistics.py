@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -138,16 +139,25 @@ class Monitor:
     def write(self, episode: Episode, info: Mapping[str, object]) -> None:
         """Append the row of one episode; the field of a keyword is empty if `info` lacks the keyword.
 
+        A mapping or an array is written as JSON.
+
         If the disk is full, the row is lost.
         """
         self._file.append(_row([
             round(episode.env_return, 6), episode.length, round(episode.time_s, 3), episode.env_index,
-            "terminated" if episode.terminated else "truncated", *(info.get(key, "") for key in self._keywords),
+            "terminated" if episode.terminated else "truncated", *(_field(info.get(key, "")) for key in self._keywords),
         ]))
 
     def close(self) -> None:
         """Close the file; further calls have no effect."""
         self._file.close()
+
+
+def _field(value: object) -> object:
+    """Return a value of `info` as a field of a CSV file; mappings and lists become JSON."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    return json.dumps(value, default=_field) if isinstance(value, (Mapping, list, tuple)) else value
 
 
 def _row(fields: Iterable[object]) -> str:

@@ -19,6 +19,7 @@ from pytorchrl.agent.env.backends import (
     InProcessVectorEnv,
     build_vector,
     close_vector,
+    is_native,
     reset_vector,
     wrapper_warnings,
 )
@@ -30,7 +31,7 @@ from pytorchrl.agent.env.common import (
     open_monitor,
     reward_function,
 )
-from pytorchrl.agent.env.guard import describe, observation_problem
+from pytorchrl.agent.env.guard import VectorResults, describe
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
 from pytorchrl.agent.env.single import Blueprint
@@ -213,6 +214,7 @@ class VecEnv(Part):
         single_action_space = self.vector.single_action_space
         self._reader = ObservationReader(self.vector.single_observation_space, bool(options.keep_float64))
         self.observation_space = self._reader.space
+        self._values = self._reader.value_check()
         self.action_space = flatten_action_space(single_action_space)
         self._action_start = action_start(single_action_space)
         self.action_shape = (self.num_envs, *(single_action_space.shape or ()))
@@ -228,9 +230,11 @@ class VecEnv(Part):
             options.log_dir, mode, index_grad_worker, index_col_worker, options.info_keywords))
         self._masks = ActionMasks(
             self._reader, self.num_envs, self._where, self.autoreset_mode is AutoresetMode.NEXT_STEP,
-            isinstance(self.action_space, gym.spaces.Discrete))
+            self.action_space)
         self._ends_on_life_loss = options.end_on_life_loss and is_training
         self._lives: np.ndarray | None = None
+        # Results of single environments are checked one by one by `GuardedEnv`.
+        self._results = VectorResults(self.vector) if is_native(self.vector) else None
         # These arrays are never written to, so all steps in which no episode ends can return them.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._none = self.vector.no_end if isinstance(self.vector, InProcessVectorEnv) else ~self._all
@@ -264,18 +268,20 @@ class VecEnv(Part):
         seeds = self.seeds if self._state is State.NEW else None
         try:
             observations, info = reset_vector(self.vector, seeds)
+            if self._results is not None:
+                observations = self._results.of_reset(observations)
         except USER_ERRORS as failure:
             self._fail("reset", failure)
         if self._state is State.NEW:
-            problem = observation_problem(self.vector.observation_space, observations)
-            if problem:
-                raise EnvError(f"{self._where}: reset: {problem}")
             self._reader.adapt(observations)
             self._state = State.RUNNING
         self._autoreset.reset()
         self._statistics.reset()
         self._lives = self._lives_in(info)
-        return self._reader.read(observations), self._masks.reset(observations, info)
+        obs = self._reader.read(observations)
+        if problem := self._values.problem(obs):
+            raise EnvError(f"{self._where}, {problem}")
+        return obs, self._masks.reset(observations, info)
 
     def step(self, action: np.ndarray) -> Step:
         """Take one step in every environment.
@@ -292,11 +298,13 @@ class VecEnv(Part):
         if self._state is not _RUNNING:
             self._refuse("step")
         try:
-            observations, reward, terminated, truncated, info = self.vector.step(self._outgoing(action))
+            observations, reward, terminated, truncated, info = result = self.vector.step(self._outgoing(action))
+            if self._results is not None:
+                observations, reward, terminated, truncated = self._results.of_step(result)
+                if self._num_steps == 0:
+                    self._reader.adapt(observations)
         except USER_ERRORS as failure:
             self._fail("step", failure)
-        if self._num_steps == 0:
-            self._check_first_step(observations, reward, terminated, truncated)
         self._num_steps += 1
         is_special = self._autoreset.pending or self._lives is not None
         if is_special or terminated is not self._none or truncated is not self._none:
@@ -306,9 +314,11 @@ class VecEnv(Part):
         self._statistics.add(reward)
         if self._transform is not None:
             reward = self._transform(reward)
+        obs = {OBS_LEAF: observations} if self._reader.is_plain else self._reader.read(observations)
+        if self._num_steps >= self._values.due:
+            self._check_values(obs)
         return Step(
-            {OBS_LEAF: observations} if self._reader.is_plain else self._reader.read(observations),
-            reward if reward.dtype == np.float32 else reward.astype(np.float32),
+            obs, reward if reward.dtype == np.float32 else reward.astype(np.float32),
             terminated, truncated, self._all, self._none, NO_INDEX, {},
             self._masks.read(observations, info), [])
 
@@ -344,7 +354,7 @@ class VecEnv(Part):
             valid, first, final_index, final_obs, final_mask, episodes = None, self._none, NO_INDEX, {}, None, []
             self._statistics.add(reward)
         if self._lives is not None:
-            lives = self._lives_in(info)
+            lives = self._lives_in(info, done)
             lost = (lives < self._lives) & ~done
             if valid is not None:
                 lost &= valid
@@ -353,8 +363,11 @@ class VecEnv(Part):
                 terminated, first = terminated | lost, first | lost
         if self._transform is not None:
             reward = self._transform(reward)
+        obs = self._reader.read(observations)
+        if self._num_steps >= self._values.due:
+            self._check_values(obs, final_obs)
         return Step(
-            self._reader.read(observations), reward.astype(np.float32, copy=False), terminated, truncated,
+            obs, reward.astype(np.float32, copy=False), terminated, truncated,
             self._all if valid is None else valid, first, final_index, final_obs,
             self._masks.read_at_end(observations, info, done, truncated), episodes, final_mask)
 
@@ -369,6 +382,7 @@ class VecEnv(Part):
             return info
         info = dict(info)
         if self._lives is not None:
+            info["_lives"] = cut | info.get("_lives", np.full_like(cut, "lives" in info))
             info["lives"] = np.where(cut, self._lives, info.get("lives", self._lives))
         self._masks.complete(info, cut)
         return info
@@ -388,27 +402,30 @@ class VecEnv(Part):
             action = action.copy()
         return action if action.dtype == self._action_dtype else action.astype(self._action_dtype)
 
-    def _lives_in(self, info: Info) -> np.ndarray | None:
+    def _lives_in(self, info: Info, ended: np.ndarray | None = None) -> np.ndarray | None:
+        """Return the lives (E,) in `info`; the `info` of a step in which an episode `ended`, (E,) bool, may lack them.
+
+        Raises:
+            EnvError: The `info` of an environment lacks lives.
+        """
         if not self._ends_on_life_loss:
             return None
-        if "lives" not in info:
+        given = info.get("_lives", self._all) if "lives" in info else ~self._all
+        lacking = ~given if ended is None else ~given & ~ended
+        if np.count_nonzero(lacking):
             raise EnvError(
-                f"{self._where}: end_on_life_loss needs info['lives'], got {sorted(info)}; set end_on_life_loss=False")
-        return np.array(info["lives"])
+                f"{self._where}, step {self._num_steps}: end_on_life_loss needs info['lives'] in every reset and step, "
+                f"but environments {np.flatnonzero(lacking).tolist()} returned info with {sorted(info)}; return it, or "
+                "set end_on_life_loss=False")
+        return np.where(given, info.get("lives", 0), 0 if self._lives is None else self._lives)
 
-    def _check_first_step(
-        self, observations: Observation, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    ) -> None:
-        """Raise `EnvError` if a result of the first step has an unexpected structure, shape or dtype."""
-        problem = observation_problem(self.vector.observation_space, observations)
-        for name, array, kinds in (
-                ("reward", reward, "fiu"), ("terminated", terminated, "b"), ("truncated", truncated, "b")):
-            if np.shape(array) != (self.num_envs,) or array.dtype.kind not in kinds:
-                problem = (f"expected {name} of shape ({self.num_envs},) and kind {kinds!r}, "
-                           f"got {getattr(array, 'dtype', type(array))} {np.shape(array)}")
+    def _check_values(self, obs: Arrays, final_obs: Arrays | None = None) -> None:
+        """Raise `EnvError` if a category or flag of a step is outside its space; see `ValueCheck`."""
+        problem = self._values.check(obs, self._num_steps)
+        if problem is None and final_obs:
+            problem = self._values.problem(final_obs)
         if problem:
-            raise EnvError(f"{self._where}: step: {problem}")
-        self._reader.adapt(observations)
+            raise EnvError(f"{self._where}, {problem}")
 
     def _refuse(self, call: str) -> NoReturn:
         """Raise an error, because the environments are closed or because `reset` has not been called."""

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from pytorchrl.agent.env.aliases import Action, AnyEnv, Info, ResetResult, StepResult
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
 from pytorchrl.agent.env.images import channels_first, has_channels_last
 from pytorchrl.errors import ConfigError
 
@@ -60,3 +60,26 @@ class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
     def _frame(self, observation: np.ndarray) -> np.ndarray:
         """Return a copy of an observation, because the environment may reuse the memory for its next observation."""
         return np.array(np.moveaxis(observation, -1, 0) if self._has_channels_last else observation, order="C")
+
+
+class MaskMethod(AnyWrapper):
+    """Wrapper that puts the result of the environment's method `action_masks()` into `info`.
+
+    Args:
+        env: An environment with that method, as sb3-contrib's MaskablePPO needs it.
+        key: The key in `info`; an entry of the environment with this key is kept.
+    """
+
+    def __init__(self, env: AnyEnv, key: str) -> None:
+        super().__init__(env)
+        self._key, self._masks = key, env.get_wrapper_attr("action_masks")
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
+        """Reset the environment, and add its mask to `info`."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, {self._key: np.asarray(self._masks()), **info}
+
+    def step(self, action: Action) -> StepResult:
+        """Step the environment, and add its mask to `info`."""
+        *result, info = self.env.step(action)
+        return *result, {self._key: np.asarray(self._masks()), **info}

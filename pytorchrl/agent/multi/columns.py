@@ -8,10 +8,18 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from pytorchrl.agent.data import Arrays, Step
-from pytorchrl.agent.env.aliases import Action, AnySpace, Observation
+from pytorchrl.agent.env.aliases import MASK_LEAF, Action, AnySpace, Observation
 from pytorchrl.agent.env.autoreset import NO_INDEX
-from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, RawSpaces, action_start, flatten_action_space
+from pytorchrl.agent.env.spaces import (
+    ObservationReader,
+    RawSpaces,
+    action_start,
+    flatten_action_space,
+    mask_flags,
+    part_at,
+)
 from pytorchrl.errors import EnvError
+from pytorchrl.support.untyped import EnvValue
 
 
 class PolicyColumns:
@@ -41,6 +49,7 @@ class PolicyColumns:
         self.num_columns = num_envs * len(agents)
         self.reader = ObservationReader(observation_space)
         self.observation_space, self.action_space = self.reader.space, flatten_action_space(action_space)
+        self._values, self._num_reads = self.reader.value_check(), 0
         self.raw_observation_space, self._raw_action_space = observation_space, action_space
         self._action_start = action_start(action_space)
         self.obs: Arrays = {leaf: np.zeros((self.num_columns, *(space.shape or ())), space.dtype)
@@ -79,7 +88,7 @@ class PolicyColumns:
         Raises:
             EnvError: Only some infos contain masks, or all contain masks although the infos of the first reset did not.
         """
-        for leaf, rows in self.reader.read_rows(observations).items():
+        for leaf, rows in self.read(observations, columns).items():
             self.obs[leaf][columns] = rows
         masks = self.masks(observations, infos)
         if masks is not None:
@@ -91,19 +100,41 @@ class PolicyColumns:
                 self.mask = np.ones((self.num_columns, masks.shape[1]), np.bool_)
             self.mask[columns] = masks
 
+    def read(self, observations: list[Observation], columns: Sequence[int]) -> Arrays:
+        """Return the observations of the agents of K columns as leaves, (K, ...) each.
+
+        Raises:
+            EnvError: A category or flag is outside its space.
+        """
+        def name_of(row: int) -> str:
+            env, place = divmod(columns[row], len(self.places))
+            return f"env {env}, agent {list(self.places)[place]!r}"
+
+        leaves, self._num_reads = self.reader.read_rows(observations), self._num_reads + 1
+        if self._num_reads >= self._values.due and (
+                problem := self._values.check(leaves, self._num_reads, name_of)):
+            raise EnvError(problem)
+        return leaves
+
     def masks(self, observations: list[Observation], infos: list[object]) -> np.ndarray | None:
         """Return the action masks of K agents, (K, n) bool; None if neither observations nor infos contain masks.
 
         Raises:
-            EnvError: Only some of the agents have a mask in `infos`.
+            EnvError: Only some of the agents have a mask in `infos`, or a mask is not one flag for each action.
         """
-        if self.reader.has_mask:
-            return self.reader.mask_rows(observations)
+        if self.reader.mask_path is not None:
+            return self._flags([part_at(row, self.reader.mask_path) for row in observations])
         given = [info[MASK_LEAF] for info in infos if isinstance(info, Mapping) and MASK_LEAF in info]
         if given and len(given) < len(infos):
             raise EnvError(f"info['{MASK_LEAF}'] must be given for all agents of a policy, or for none; "
                            f"got {len(given)} for {len(infos)} agents")
-        return np.asarray(given).astype(np.bool_) if given else None
+        return self._flags(given) if given else None
+
+    def _flags(self, given: list[EnvValue]) -> np.ndarray:
+        try:
+            return mask_flags(given, self._raw_action_space)
+        except ValueError as failure:
+            raise EnvError(f"agents {list(self.places)}: {failure}") from None
 
 
 class ColumnsStep:
@@ -136,7 +167,7 @@ class ColumnsStep:
         self._ended.append(column)
         self._last.append(
             {leaf: rows[column:column + 1].copy() for leaf, rows in columns.obs.items()} if observation is None
-            else columns.reader.read_rows([observation]))
+            else columns.read([observation], [column]))
         if columns.mask is not None:
             masks = None if observation is None else columns.masks([observation], [info])
             unknown = columns.mask[column] if observation is None else np.ones_like(columns.mask[column])

@@ -306,6 +306,8 @@ class MultiAgentVecEnv(VecEnv):
 
     def _begin(self, index: int, seed: int | None, results: dict[str, ColumnsStep] | None = None) -> None:
         """Start an episode in one environment, and store its first observations."""
+        if seed is not None:
+            self._seed_spaces(index, seed)
         try:
             obs, infos = self.environments[index].reset(seed=seed)
         except USER_ERRORS as failure:
@@ -316,6 +318,14 @@ class MultiAgentVecEnv(VecEnv):
         self._lengths[index] = 0
         self._agent_returns[index] = {}
         self._observe(index, obs, infos, agents, set(), results)
+
+    def _seed_spaces(self, index: int, seed: int) -> None:
+        """Seed the spaces of all agents of one environment, because the environment may draw from them."""
+        env = self.environments[index]
+        spaces = [space_of(agent) for agent in self._policy_of for space_of in (
+            env.observation_space, env.action_space)]
+        for space, own in zip(spaces, np.random.SeedSequence(seed).generate_state(len(spaces)), strict=True):
+            space.seed(int(own) >> 1)
 
     def _policy_returns(self, index: int) -> dict[str, float]:
         """Return, for each policy, the mean return of its agents that acted in the episode."""

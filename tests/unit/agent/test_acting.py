@@ -90,6 +90,10 @@ def test_masks_are_obeyed():
     agent = agent_of("ppo-masked")
     obs = np.zeros(4, np.float32)
     assert [int(agent.act(obs, mask=mask)) for mask in ([True, False], [False, True])] == [0, 1]
+    with pytest.raises(ConfigError, match=r"environment returns masks in info.*; pass mask=info\['action_mask'\]"):
+        agent.act(obs)
+    with pytest.raises(ConfigError, match=r"wrong mask; 'action_mask' must have 2 flags.*got the shape \(3,\)"):
+        agent.act(obs, mask=[True, False, True])
     both = agent.policy(torch.zeros(2, 4), mask=torch.tensor([[True, False], [False, True]]))
     assert both.tolist() == [0, 1]
 

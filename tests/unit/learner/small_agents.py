@@ -129,7 +129,8 @@ def agent_of(name):
             key: value + 0.3 * torch.randn(value.shape, generator=generator) * (key in ("all", "q", "pi"))
             for key, value in made.acting_state.items()}
         agent = prl.TrainedAgent(agent=made.agent, acting_state=state, seed=3)
-        actions = [agent.act(obs) for obs in seen]
+        masks = {"mask": [True] * 2} if agent.policy.spaces.has_mask_in_info else {}
+        actions = [agent.act(obs, **masks) for obs in seen]
         actions = [action[0] if isinstance(action, tuple) else action for action in actions]
         if max(map(actions.count, actions)) < 0.75 * len(actions):
             return agent

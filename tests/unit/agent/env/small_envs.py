@@ -59,15 +59,16 @@ class WrongDtype(VectorEnv):
 class EchoEnv(gym.Env):
     """Environment whose info and observation show the received action."""
 
-    observation_space = spaces.Dict({
-        "value": spaces.Box(-np.inf, np.inf, (2,), np.float64), "action_mask": spaces.MultiBinary(3)})
-
     def __init__(self, action_space):
         self.action_space = action_space
+        self._mask = np.ones(int(np.sum(getattr(action_space, "nvec", 3))), np.int8)
+        self._mask[1] = 0
+        self.observation_space = spaces.Dict({
+            "value": spaces.Box(-np.inf, np.inf, (2,), np.float64), "action_mask": spaces.MultiBinary(len(self._mask))})
 
     def observation(self, action):
         value = np.broadcast_to(np.asarray(action, np.float64).ravel(), (2,)).copy()
-        return {"value": value, "action_mask": np.array([1, 0, 1], np.int8)}
+        return {"value": value, "action_mask": self._mask}
 
     def reset(self, *, seed=None, options=None):
         return self.observation(0.0), {}

@@ -13,7 +13,8 @@ BOTH, NEITHER = np.array([True, True]), np.array([False, False])
 
 def masks(space=None, shows_last=False, has_one_choice=True):
     reader = ObservationReader(space or spaces.Box(0, 1, (1,)))
-    return ActionMasks(reader, 2, "worker", shows_last=shows_last, has_one_choice=has_one_choice)
+    actions = spaces.Discrete(2) if has_one_choice else spaces.MultiDiscrete([1, 1])
+    return ActionMasks(reader, 2, "worker", shows_last=shows_last, action_space=actions)
 
 
 def test_masks_in_the_observation_take_precedence_over_info():
