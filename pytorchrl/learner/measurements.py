@@ -149,7 +149,7 @@ class Measurements:
         return {
             "env_steps": self.env_steps, "target_steps": self._target.env_steps, "env_steps_per_s": self._rate.rate,
             "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics["workers"],
-            "workers_missing": metrics["workers_missing"],
+            "workers_missing": metrics["workers_missing"], "envs_restarted": metrics["envs_restarted"],
             "eval_return": None if evaluation is None else evaluation.return_mean,
             "policy_returns": self.policy_return_means,
         }

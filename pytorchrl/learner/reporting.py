@@ -282,7 +282,7 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 
 
 def progress_text(status: Status) -> str:
-    """Return a line of figures: steps, rate, return, lag, time left and, if any workers are lost, worker counts."""
+    """Return a line of figures: steps, rate, return, lag, time left, lost workers and restarted environments."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"
@@ -297,6 +297,8 @@ def progress_text(status: Status) -> str:
         parts.insert(4, f"eval {status['eval_return']:.1f}")
     if missing:
         parts.append(f"workers {workers - missing}/{workers}")
+    if restarted := status.get("envs_restarted"):
+        parts.append(f"envs restarted {restarted}")
     return printable("  ".join(parts))
 
 

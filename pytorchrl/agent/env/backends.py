@@ -13,6 +13,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -20,13 +21,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
-from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, Info, Observation
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, EnvFn, EnvKwargs, EnvWrapper, Info, Observation
 from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
 from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
-from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
+from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import Forwarded
 
@@ -214,6 +215,19 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
             f"{blueprint.where}: could not start the environments' processes: {describe(failure)}") from failure
     envs.restarts = restarts
     return envs
+
+
+def check_can_be_sent(env_fn: EnvFn, env_kwargs: EnvKwargs, wrappers: Sequence[EnvWrapper]) -> None:
+    """Raise `FactorySerializationError` if the processes of backend='async' cannot receive what builds environments."""
+    for name, value in {"env_fn": env_fn, **{f"env_kwargs[{key!r}]": value for key, value in env_kwargs.items()},
+                        "wrappers": tuple(wrappers)}.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:  # noqa: PERF203 - there are few entries, and the error names one
+            raise FactorySerializationError(
+                f"{name} cannot be sent to the processes of backend='async' ({describe(error)}); create locks, open "
+                "files and GPU tensors inside the function that builds an environment, not outside, or use "
+                "backend='sync'") from error
 
 
 def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | None:

@@ -2,7 +2,8 @@
 
 If a step raises an exception, `RestartingEnv` returns the latest observation, with truncated=True and `info[CUT]` set
 to True; this step is not a transition. The next reset closes the environment and builds a new one. An environment is
-also replaced if a reset raises an exception, except for the first reset.
+also replaced if a reset raises an exception, except for the first reset. While an environment has not proved that it
+works, an exception ends the run instead, because it is probably a mistake that a new environment would repeat.
 
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, Observation, ResetResult, StepResult
 from pytorchrl.agent.env.guard import GuardedEnv, hint_for, traceback_of
@@ -29,6 +31,8 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which an environment's process reports its faults to the worker."""
 WINDOW = 1000
 """Length, in vector steps, of the sliding window within which restarts are counted and limited."""
+# An environment has proved that it works once an episode has ended, or after this number of steps.
+_TRIAL_STEPS = 1000
 # Environments get the upper 31 bits of a seed, because ALE and EnvPool store seeds as signed 32-bit integers.
 _SEED_SHIFT = 33
 
@@ -51,6 +55,7 @@ class Restarts:
     Args:
         limit: Number of restarts allowed within `WINDOW` steps.
         now: Function that returns the number of the current step of the vector environment.
+        from_start: Whether environments are replaced even before they have proved that they work.
         logs: Whether this object logs restarts. In a process of `backend="async"`, it does not: `RememberingEnv`
             reports restarts to the worker, which logs them.
 
@@ -59,8 +64,8 @@ class Restarts:
         unreported: Faults that have not yet been reported to the worker; empty if `logs` is true.
     """
 
-    def __init__(self, limit: int, now: Callable[[], int] = int, logs: bool = True) -> None:
-        self.limit, self.now = limit, now
+    def __init__(self, limit: int, now: Callable[[], int] = int, logs: bool = True, from_start: bool = True) -> None:
+        self.limit, self.now, self.from_start = limit, now, from_start
         self.total = 0
         self.unreported: list[EnvFault] = []
         self._logs = logs
@@ -69,7 +74,7 @@ class Restarts:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the limit, but not the counts, because each process counts the restarts of its own environments."""
-        return Restarts, (self.limit, int, self._logs)
+        return Restarts, (self.limit, int, self._logs, self.from_start)
 
     def spend(self, fault: EnvFault, cause: BaseException | None) -> None:
         """Count a restart that the caller is about to make.
@@ -129,6 +134,7 @@ class RestartingEnv(GuardedEnv):
         self._first_seed: int | None = None
         self._is_started = False
         self._is_open = True
+        self._is_proved = restarts.from_start
         self._fault: EnvError | None = None
         self._num_restarts = 0
 
@@ -150,10 +156,17 @@ class RestartingEnv(GuardedEnv):
             except EnvError as error:
                 if not self._is_started or not _is_fault(error):
                     raise
-                fault = error
+                fault = self._restartable(error)
             else:
                 self._is_started = True
                 return result
+
+    @override
+    def step(self, action: Action) -> StepResult:
+        result = super().step(action)
+        if not self._is_proved and (result[2] or result[3] or self._num_steps >= _TRIAL_STEPS):
+            self._is_proved = CUT not in result[4]
+        return result
 
     def close(self) -> None:
         """Close the environment; further calls have no effect."""
@@ -166,8 +179,16 @@ class RestartingEnv(GuardedEnv):
         error.__cause__ = failure
         if not _is_fault(error):
             raise error
-        self._fault = error
+        self._fault = self._restartable(error)
         return self.last_observation(), 0.0, False, True, {CUT: True}
+
+    def _restartable(self, error: EnvError) -> EnvError:
+        """Return the error of the environment; raise it if the environment has not proved that it works."""
+        if self._is_proved:
+            return error
+        raise EnvError(
+            f"{error}; it ends the run, because no episode of this environment had ended before; "
+            "set on_env_error='restart' to restart environments even then") from error.__cause__
 
     def _replace(self) -> int:
         """Close the environment, build a new one, and return the seed for its reset."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -87,6 +88,23 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
         if not near and "/" in name and name.replace("/", "").isidentifier():
             hint += f" A module of PettingZoo is named with dots, {name.replace('/', '.')!r}"
         raise ConfigError(f"there is no environment {env_id!r}; {hint} ({failure})") from failure
+
+
+def registered_spec(env_fn: EnvFn) -> EnvSpec | None:
+    """Return the specification of a registered id in a form that can be sent to other processes; None if not needed.
+
+    Ids of Gymnasium itself, and ids that name the module that registers them, are known in all processes.
+    """
+    if not isinstance(env_fn, str) or ":" in env_fn or env_fn not in gym.registry or (
+            env_fn.partition("/")[0] in _NAMESPACES):
+        return None
+    spec = gym.registry[env_fn]
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("gymnasium.envs."):
+        return None
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
+        # The main module of another process is not the user's script, so the class itself is sent.
+        spec = dataclasses.replace(spec, entry_point=load_env_creator(spec.entry_point))  # type: ignore[arg-type]
+    return spec
 
 
 def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> AnyEnv:

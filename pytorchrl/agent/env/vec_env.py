@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
@@ -18,6 +19,7 @@ from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
 from pytorchrl.agent.env.backends import (
     InProcessVectorEnv,
     build_vector,
+    check_can_be_sent,
     close_vector,
     is_native,
     reset_vector,
@@ -34,7 +36,7 @@ from pytorchrl.agent.env.common import (
 from pytorchrl.agent.env.guard import VectorResults, describe
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
-from pytorchrl.agent.env.single import Blueprint
+from pytorchrl.agent.env.single import Blueprint, registered_spec
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
@@ -108,7 +110,9 @@ class VecEnv(Part):
             False, help="Whether a decrease of info['lives'] is a termination for learners; the game continues.")
         on_env_error: str = option(
             "auto", help="Reaction to an exception in one environment: restart replaces the environment and truncates "
-            "its episode; raise ends the run. auto means raise for native vector environments, and restart for others.",
+            "its episode; raise ends the run. auto means raise for native vector environments; for others, an "
+            "exception before the end of an environment's first episode (at most 1000 steps) ends the run, and later "
+            "ones restart.",
             choices=("auto", "restart", "raise"))
         max_env_restarts: int = option(
             _MAX_RESTARTS, help="Maximum number of restarts of one worker's environments within 1000 steps of the "
@@ -126,7 +130,7 @@ class VecEnv(Part):
         def __post_init__(self) -> None:
             """Check each field and the combinations of fields."""
             super().__post_init__()
-            if not (isinstance(self.env_fn, (str, gym.envs.registration.EnvSpec)) or callable(self.env_fn)):
+            if not (isinstance(self.env_fn, (str, EnvSpec)) or callable(self.env_fn)):
                 raise ConfigError(
                     f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
                     "pass the function, not its result")
@@ -173,12 +177,15 @@ class VecEnv(Part):
         for text in wrapper_warnings(probe.vector):
             logger.warning("%s", text)
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
-                          raw_spaces=probe.raw_spaces)
+                          raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn))
 
     @classmethod
     def _probe(cls, options: Options) -> tuple[Self, Arrays]:
         """Build and close a vectorized environment of size 1 in this process; return it and its first observation."""
-        backend = "sync" if options.backend == "async" else options.backend
+        backend = options.backend
+        if backend == "async":
+            check_can_be_sent(options.env_fn, options.env_kwargs, options.wrappers)
+            backend = "sync"
         probe = cls(dataclasses.replace(options, vec_env_size=1, log_dir=None, backend=backend), seed=0)
         try:
             return probe, probe.reset()[0]
@@ -203,7 +210,8 @@ class VecEnv(Part):
         self._state = State.NEW
         self._failed = False  # whether `close` must not wait for replies of the environments' processes
         self._num_steps = 0
-        self._restarts = Restarts(options.max_env_restarts, lambda: self._num_steps)
+        self._restarts = Restarts(
+            options.max_env_restarts, lambda: self._num_steps, from_start=options.on_env_error == "restart")
         self.vector, self.autoreset_mode = build_vector(Blueprint(
             env_fn=options.env_fn, env_kwargs=options.env_kwargs | ({} if is_training else options.test_env_kwargs),
             num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,
@@ -459,6 +467,8 @@ class EnvFactory(Factory[VecEnv]):
     raw_spaces: RawSpaces | Mapping[str, RawSpaces] | None = None
     """Spaces of one environment before they are flattened; with several policies, for each policy the spaces of one of
     its agents. None if the spaces are unknown."""
+    spec: EnvSpec | None = field(default=None, compare=False)
+    """Specification of an id that a script may have registered, for workers whose process has not registered it."""
 
     @property
     def num_envs(self) -> int:
@@ -474,6 +484,8 @@ class EnvFactory(Factory[VecEnv]):
         Raises:
             EnvError: The spaces of the environments differ from those that `create_factory` found.
         """
+        if self.spec is not None:
+            gym.registry.setdefault(self.spec.id, self.spec)
         env = self.cls(
             self.options, index_grad_worker=index_grad_worker, index_col_worker=index_col_worker, mode=mode, seed=seed,
             num_threads=num_threads, incarnation=incarnation)

@@ -153,7 +153,9 @@ def check_layers(worker: CWorker, is_parallel: bool, is_asynchronous: bool, *, w
         ConfigError: Several workers would learn different moments of batches, or a record could not be replayed.
     """
     for policy, algorithm in getattr(worker.algo, "algorithms", {"": worker.algo}).items():
-        mode: NetworkMode = algorithm.mode
+        mode: NetworkMode | None = getattr(algorithm, "mode", None)
+        if mode is None:  # an algorithm without networks
+            continue
         norms, name = mode.layers(NORMALIZATION), type(algorithm).__name__
         whose = f"the actor of policy {policy!r}" if policy else "the actor"
         if not algorithm.learns_from.is_kept:

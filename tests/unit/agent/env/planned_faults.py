@@ -87,7 +87,11 @@ class Planned(gym.Wrapper):
 
 
 def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lambda: RuntimeError("planned"), **options):
-    """Return a vector environment with planned faults, and the log of all calls of its environments."""
+    """Return a vector environment with planned faults, and the log of all calls of its environments.
+
+    By default, environments are restarted even in their first episodes.
+    """
+    options = {"on_env_error": "restart", **options}
     log = []
     wrap = functools.partial(Planned, plan=set(plan), log=log, copies=itertools.count(), error=error)
     factory = VecEnv.create_factory(env_fn, env_kwargs, num_envs, wrappers=(wrap,), backend="sync", **options)

@@ -20,7 +20,7 @@ from tests.unit.agent.env.planned_faults import MODES, NUM_ENVS, planned, play
 
 
 def test_a_restarted_environment_has_another_seed_each_time():
-    env = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 2}, 2)(seed=3)
+    env = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 2}, 2, on_env_error="restart")(seed=3)
     rows = play(env, 3)
     seeds = [obs["obs"][:, 0].tolist() for obs, _, _ in rows]
     assert len({*seeds[0], *seeds[-1]}) == 4
@@ -184,7 +184,7 @@ def test_contract_violations_that_raise_never_cause_a_restart():
 
 def test_a_restart_with_different_spaces_is_an_error():
     sizes = itertools.chain([2, 2], itertools.repeat(3))
-    factory = VecEnv.create_factory(lambda: FaultyEnv("step", at=2, num_actions=next(sizes)))
+    factory = VecEnv.create_factory(lambda: FaultyEnv("step", at=2, num_actions=next(sizes)), on_env_error="restart")
     with pytest.raises(EnvError, match=r"env 0: expected spaces .*Discrete\(2\) after a restart, got .*Discrete\(3\)"):
         play(factory(seed=0), 5)
 

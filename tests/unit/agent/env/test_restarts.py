@@ -201,7 +201,8 @@ def test_the_last_observation_of_a_process_is_a_copy():
 @MODES
 def test_too_many_faults_in_processes_are_an_error_with_the_traceback(autoreset):
     before = set(multiprocessing.active_children())
-    env = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, 2, backend="async", autoreset=autoreset)(seed=3)
+    env = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, 2, backend="async", autoreset=autoreset,
+                                on_env_error="restart")(seed=3)
     with pytest.raises(EnvError, match=r"faulty step; not restarted, .* 3 times") as caught:
         play(env, 30)
     assert 'raise RuntimeError("faulty step")' in "".join(traceback.format_exception(caught.value))

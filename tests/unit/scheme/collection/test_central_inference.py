@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
 from pytorchrl import (
     ASYNC,
@@ -27,8 +28,10 @@ from pytorchrl import (
     VTraceBuffer,
     multi_agent,
 )
+from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.envs.testing import ChangingAgents, CountingEnv, FaultyEnv
 from pytorchrl.errors import ConfigError, EnvError, WorkerLostError
+from pytorchrl.scheme.collection import central_inference
 from pytorchrl.scheme.collection.central_inference import _Stream
 from pytorchrl.scheme.collection.c_worker import RolloutBuilder
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
@@ -117,6 +120,32 @@ def test_one_worker_collects_the_same_with_either_inference(rollouts_of, name):
         for field in ("num_env_steps", "collected_steps", "weights_version", "num_steps", "size", "sequence",
                       "preempted"):
             assert getattr(one, field) == getattr(other, field)
+
+
+def largest_error_of_log_probabilities(rollouts_of, **settings):
+    """Return the largest difference of stored log-probabilities from those of each row's own observation and action."""
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+    parts = (IMPALA.create_factory(lr=1e-9), OnPolicyActor.create_factory(
+        envs.observation_space, envs.action_space, policy_gain=10.0), VTraceBuffer.create_factory(8), envs)
+    actor, largest = parts[1](device="cpu", seed=derive_seed(3, Stream.INIT)), 0.0
+    rollouts = rollouts_of(
+        Scheme(*parts, seed=3, runtime="simulated", broadcast_interval=10**6, **THREE, **settings), 6, num_workers=3)
+    with torch.no_grad():
+        for rollout in (rollout for own in rollouts.values() for rollout in own):
+            data = rollout.data
+            obs = torch.as_tensor(np.array(data.obs["obs"][:-1])).flatten(0, 1)
+            logp = actor.evaluate_actions({"obs": obs}, {}, None, torch.as_tensor(np.array(data.action)).flatten())[0]
+            largest = max(largest, float(np.abs(logp.numpy() - data.other["logp"].ravel()).max()))
+    return largest
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_log_probabilities_of_every_row_belong_to_its_observation(rollouts_of, monkeypatch, batch):
+    """Check the identity of decisions with V-trace, whose storages keep log-probabilities instead of values."""
+    assert largest_error_of_log_probabilities(rollouts_of, inference_batch=batch) < 1e-5
+    right = central_inference._split
+    monkeypatch.setattr(central_inference, "_split", lambda value, number: right(value, number)[::-1])
+    assert largest_error_of_log_probabilities(rollouts_of, inference_batch=batch) > 1e-3, "decisions of wrong workers"
 
 
 def arrays_of(rollout):
