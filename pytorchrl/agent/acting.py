@@ -13,7 +13,7 @@ from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays
 from pytorchrl.agent.env.aliases import Action, Observation
 from pytorchrl.agent.env.guard import observation_problem
-from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, mask_flags
+from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, mask_flags, part_at
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory
 from pytorchrl.agent.multi.data import own_names
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -185,6 +185,13 @@ class Acting:
         chosen = {
             agent: self.players[self._policy_of[agent]].act(
                 own, (memory or {}).get(agent), (mask or {}).get(agent), deterministic)
-            for agent, own in obs.items()}
+            for agent, own in obs.items() if not self._waits(agent, own, (mask or {}).get(agent))}
         actions = {agent: action for agent, (action, _) in chosen.items()}
         return (actions, {agent: after for agent, (_, after) in chosen.items()}) if self._has_memory else actions
+
+    def _waits(self, agent: str, obs: Observation, mask: Mask) -> bool:
+        """Return whether the mask of an agent allows no action, so that the agent waits for its turn."""
+        assert self._policy_of is not None
+        path = self.players[self._policy_of[agent]].reader.mask_path
+        given = mask if path is None or mask is not None else part_at(obs, path)
+        return given is not None and not np.any(given)

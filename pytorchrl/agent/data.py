@@ -145,6 +145,8 @@ class Step(NamedTuple):
     """Episodes that ended in this step."""
     final_mask: np.ndarray | None = None
     """(K, n) bool, actions that are allowed after `final_obs`; None if all are allowed or there are no masks."""
+    waiting: np.ndarray | None = None
+    """(E,) bool; whether an agent waits for its turn after this step; None if no agent has waited so far."""
 
 
 class ActingStep(NamedTuple):

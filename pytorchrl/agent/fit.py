@@ -17,6 +17,7 @@ import gymnasium as gym
 from torch import nn
 
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.env.spaces import INTEGER_BOX
 from pytorchrl.agent.options import AgentOptions, Part, PartFactory
 from pytorchrl.errors import ConfigError, Problem, SpaceError
 from pytorchrl.support.problems import error_of, problems_of, raise_all
@@ -260,7 +261,8 @@ def _space_problem(actor: type[object], space: gym.Space[object]) -> str | None:
 
 def _for_space(parts: str, fitting: Sequence[type[object]], space: gym.Space[object]) -> str:
     if not fitting:
-        return "wrap the environment with one of gymnasium's action wrappers, such as RescaleAction or TransformAction"
+        return INTEGER_BOX if isinstance(space, gym.spaces.Box) else (
+            "wrap the environment with gymnasium.wrappers.TransformAction and one of these spaces")
     return f"{parts} for such {type(space).__name__} actions: {names(fitting)}"
 
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pytorchrl.agent.env.spaces import INTEGER_BOX
 from pytorchrl.errors import NonFiniteDataError, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -81,7 +82,7 @@ def distribution_of(space: gym.Space[object]) -> Distribution:
         return Gaussian(space)
     raise SpaceError(
         f"the action space must be Discrete, MultiDiscrete, MultiBinary or a Box of floats, got {space}; "
-        "wrap the environment with one of gymnasium's action wrappers")
+        f"{INTEGER_BOX if isinstance(space, gym.spaces.Box) else 'wrap the environment with TransformAction'}")
 
 
 def check_mask(mask: Tensor) -> None:

@@ -27,6 +27,11 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 from pytorchrl.support.code import import_module
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
+TURN_BASED = (
+    "pass a function that returns pettingzoo.utils.conversions.turn_based_aec_to_parallel(env), and "
+    "policies='shared' or 'independent'")
+"""Remedy for an environment of PettingZoo's turn-based API."""
+
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
@@ -131,8 +136,8 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
             if isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
                 env = TimeLimit(env, blueprint.max_episode_steps)
         if not isinstance(env, gym.Env):
-            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from "
-                               f"{name_of(blueprint)}{_agents_hint(env)}")
+            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__module__}."
+                               f"{type(env).__qualname__} from {name_of(blueprint)}{_hint(env)}")
         for wrapper in blueprint.wrappers:
             env = wrapper(env)
         if problem := space_problem(env):
@@ -172,11 +177,17 @@ def _build_timed(build: Callable[[], AnyEnv], timeout_s: float, where: str) -> A
         raise EnvError(f"{where}: {describe(failure)}") from failure
 
 
-def _agents_hint(env: object) -> str:
-    """Return a hint for the end of an error message if `env` has several agents; otherwise an empty string."""
-    if not hasattr(env, "possible_agents"):
-        return ""
-    return "; it has several agents: use MultiAgentVecEnv, or train(...) with policies='shared'"
+def _hint(env: object) -> str:
+    """Return a hint for the end of an error message if `env` has another API; otherwise an empty string."""
+    if hasattr(env, "agent_iter"):
+        return f"; it has several agents that take turns: {TURN_BASED}"
+    if hasattr(env, "possible_agents"):
+        return "; it has several agents: use MultiAgentVecEnv, or train(...) with policies='shared'"
+    if any(cls.__module__.partition(".")[0] == "gym" for cls in type(env).__mro__):
+        return ("; the package gym was replaced by gymnasium: derive the environment from gymnasium.Env, with "
+                "reset(seed, options) -> (observation, info) and step(action) -> (observation, reward, terminated, "
+                "truncated, info)")
+    return ""
 
 
 def _load_quietly(spec: EnvSpec) -> None:

@@ -17,6 +17,12 @@ from pytorchrl.agent.env.values import ValueCheck
 from pytorchrl.errors import SpaceError
 from pytorchrl.support.untyped import EnvValue
 
+INTEGER_BOX = (
+    "declare whole numbers as Discrete or MultiDiscrete, or round the numbers of a Box of floats in a wrapper: "
+    "gymnasium.wrappers.TransformAction(env, lambda action: numpy.rint(action).astype(env.action_space.dtype), "
+    "gymnasium.spaces.Box(env.action_space.low, env.action_space.high, dtype=numpy.float32))")
+"""Remedy for a Box of whole numbers as the action space."""
+
 LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Types of spaces that are supported for actions, and for the leaves of observations."""
 

@@ -210,8 +210,9 @@ class VecEnv(Part):
         self._state = State.NEW
         self._failed = False  # whether `close` must not wait for replies of the environments' processes
         self._num_steps = 0
-        self._restarts = Restarts(
-            options.max_env_restarts, lambda: self._num_steps, from_start=options.on_env_error == "restart")
+        self._restarts = Restarts(  # an evaluation is not ended by its first episodes, because training has begun
+            options.max_env_restarts, lambda: self._num_steps,
+            from_start=options.on_env_error == "restart" or not is_training)
         self.vector, self.autoreset_mode = build_vector(Blueprint(
             env_fn=options.env_fn, env_kwargs=options.env_kwargs | ({} if is_training else options.test_env_kwargs),
             num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pytorchrl.agent.env.aliases import Action, AnySpace, EnvKwargs, Observation
 from pytorchrl.agent.env.guard import describe
+from pytorchrl.agent.env.single import TURN_BASED
 from pytorchrl.agent.multi.data import SEPARATOR
 from pytorchrl.errors import ConfigError, EnvError, install_hint
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
@@ -71,12 +72,11 @@ def build_parallel_env(
     except USER_ERRORS as failure:
         reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
+    if hasattr(env, "agent_iter"):
+        raise ConfigError(f"{type(env).__name__} has PettingZoo's turn-based API; {TURN_BASED}")
     if lacking := [name for name in _METHODS if not hasattr(env, name)]:
         raise ConfigError(f"env_fn must return an environment of PettingZoo's parallel API, got {type(env).__name__} "
                           f"without {', '.join(lacking)}")
-    if hasattr(env, "agent_iter"):
-        raise ConfigError(f"{type(env).__name__} has PettingZoo's turn-based API; use its parallel_env, or wrap it "
-                          "with pettingzoo.utils.aec_to_parallel")
     return env
 
 
@@ -90,11 +90,9 @@ def _parallel_env_of(name: str) -> Callable[..., ParallelEnv]:
         reraise_of_signal(failure)
         raise EnvError(f"importing {name} raised: {describe(failure)}") from failure
     if not hasattr(module, "parallel_env"):
-        turns = ""
         if hasattr(module, "env"):
-            turns = " (it has PettingZoo's turn-based API; wrap it with pettingzoo.utils.aec_to_parallel)"
-        raise ConfigError(
-            f"{name} has no parallel_env{turns}; use a module such as 'mpe2.simple_spread_v3', or a function")
+            raise ConfigError(f"{name} has no parallel_env, because it has PettingZoo's turn-based API; {TURN_BASED}")
+        raise ConfigError(f"{name} has no parallel_env; use a module such as 'mpe2.simple_spread_v3', or a function")
     maker: Callable[..., ParallelEnv] = module.parallel_env
     return maker
 

@@ -40,6 +40,9 @@ class PolicyColumns:
         raw_observation_space: The observation space before it was flattened.
         obs: The newest observations, a mapping from leaf to (C, ...).
         mask: (C, n) bool, the newest action masks; None if the agents have no masks.
+        waiting: (C,) bool, whether the newest mask of an agent allows no action, so that the agent waits for its turn.
+            The entry in `mask` then allows all actions, and the action that is chosen is ignored.
+        takes_turns: Whether an agent has waited so far.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class PolicyColumns:
         self.obs: Arrays = {leaf: np.zeros((self.num_columns, *(space.shape or ())), space.dtype)
                             for leaf, space in self.observation_space.items()}
         self.mask = self.reader.all_allowed(observation_space, self.num_columns)
+        self.waiting, self.takes_turns = np.zeros(self.num_columns, np.bool_), False
 
     @property
     def raw_spaces(self) -> RawSpaces:
@@ -79,6 +83,7 @@ class PolicyColumns:
         if self.mask is not None:
             first = env * len(self.places)
             self.mask[first:first + len(self.places)] = True
+            self.waiting[first:first + len(self.places)] = False
 
     def write(
         self, columns: list[int], observations: list[Observation], infos: list[object], is_first_reset: bool,
@@ -98,7 +103,13 @@ class PolicyColumns:
                         f"info['{MASK_LEAF}'] of {list(self.places)} appeared after the first reset, which had none; "
                         f"put '{MASK_LEAF}' into the observation space, where masks are known before agents appear")
                 self.mask = np.ones((self.num_columns, masks.shape[1]), np.bool_)
-            self.mask[columns] = masks
+            waiting = np.logical_not(masks.any(axis=1))
+            if waiting.any():
+                if not isinstance(self.action_space, Discrete):
+                    raise EnvError(f"the action mask of {list(self.places)} allows no action; only agents with a "
+                                   "Discrete action space may wait for their turn")
+                self.takes_turns, masks = True, masks | np.expand_dims(waiting, 1)
+            self.mask[columns], self.waiting[columns] = masks, waiting
 
     def read(self, observations: list[Observation], columns: Sequence[int]) -> Arrays:
         """Return the observations of the agents of K columns as leaves, (K, ...) each.
@@ -161,6 +172,10 @@ class ColumnsStep:
         self._reward[column], self._valid[column] = reward, True
         self._terminated[column], self._truncated[column] = terminated, truncated
 
+    def add_waiting(self, column: int, reward: float, terminated: bool, truncated: bool) -> None:
+        """Record what an agent received while it waited for its turn."""
+        self._reward[column], self._terminated[column], self._truncated[column] = reward, terminated, truncated
+
     def add_end(self, column: int, observation: Observation | None, info: object) -> None:
         """Record the last `observation` of an agent's episode; if it is None, use the agent's previous observation."""
         columns = self._columns
@@ -183,4 +198,5 @@ class ColumnsStep:
             first=self.first, final_index=np.array(self._ended, np.int64) if self._ended else NO_INDEX,
             final_obs={leaf: np.concatenate([row[leaf] for row in last]) for leaf in columns.obs} if last else {},
             mask=columns.mask, episodes=[],
-            final_mask=np.stack(self._last_masks) if self._last_masks else None)
+            final_mask=np.stack(self._last_masks) if self._last_masks else None,
+            waiting=columns.waiting.copy() if columns.takes_turns else None)

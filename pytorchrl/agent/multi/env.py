@@ -252,7 +252,10 @@ class MultiAgentVecEnv(VecEnv):
             result = results[self._policy_of[agent]]
             terminated = bool(terminations[agent])
             truncated = not terminated and (bool(truncations[agent]) or is_cut or agent not in remaining)
-            result.add_transition(self._column(index, agent), rewards[agent], terminated, truncated)
+            column = self._column(index, agent)
+            is_waiting = self._columns[self._policy_of[agent]].waiting[column]
+            record = result.add_waiting if is_waiting else result.add_transition
+            record(column, rewards[agent], terminated, truncated)
             all_terminated &= terminated
             team += float(rewards[agent])
             own = self._agent_returns[index]

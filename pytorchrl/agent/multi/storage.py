@@ -19,6 +19,7 @@ from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutDa
 from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import freshest, provided_kind
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
+from pytorchrl.agent.multi.turns import in_turns
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
@@ -116,6 +117,7 @@ class MultiAgentStorage(Storage):
         self._normalizing = [
             policy for policy, algo in algorithm.algorithms.items() if algo.advantage_normalization == "batch"]
         self._resident_env_steps = self._resident_agent_steps = self._inserted = self._sampled = 0
+        self._waiting: dict[str, list[np.ndarray]] = {}  # for each step of the rollout, the agents that wait after it
 
     def _own_size(self, num_agents: int) -> int:
         """Return the value of the option `size` for the storage of a policy with `num_agents` agents."""
@@ -164,6 +166,7 @@ class MultiAgentStorage(Storage):
                 C rows, one for each agent of the policy in each environment.
             mask: For each policy, its action masks (C, n) bool for n actions, or None.
         """
+        self._waiting = {}
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
@@ -176,12 +179,20 @@ class MultiAgentStorage(Storage):
     def insert_transition(self, acting: MultiActingStep, step: MultiStep) -> None:  # type: ignore[override] # mappings
         """Copy one step to the storages of all policies."""
         for policy, storage in self.storages.items():
-            storage.insert_transition(acting.parts[policy], step.parts[policy])
+            own = step.parts[policy]
+            storage.insert_transition(acting.parts[policy], own)
+            if own.waiting is not None:  # in earlier steps of the rollout, no agent may have waited
+                rows = self._waiting.setdefault(policy, [])
+                rows.extend([np.zeros_like(own.waiting)] * (storage.num_steps - 1 - len(rows)))
+                rows.append(own.waiting)
 
     @override
     def get_all_buffer_data(self, copy: bool = True) -> MultiRollout:  # type: ignore[override] # data of all policies
-        """Return the current rollout of all policies."""
+        """Return the current rollout of all policies; see `in_turns` for agents that take turns."""
         parts = {policy: storage.get_all_buffer_data(copy) for policy, storage in self.storages.items()}
+        for policy, waiting in self._waiting.items():
+            parts[policy] = in_turns(parts[policy], waiting)
+        self._waiting = {}
         return MultiRollout(parts, self._num_envs)
 
     # Learner

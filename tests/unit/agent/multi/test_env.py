@@ -397,7 +397,7 @@ def test_an_environment_without_spaces_is_refused():
 @pytest.mark.parametrize(("content", "error", "message"), [
     ("import nothing_like_this", ConfigError, "install the package that contains nothing_like_this"),
     ("from json import nothing_like_this", ConfigError, "pip install 'pettingzoo"),
-    ("def env(): pass", ConfigError, "has no parallel_env .it has PettingZoo's turn-based API"),
+    ("def env(): pass", ConfigError, "has no parallel_env, because it has PettingZoo's turn-based API"),
     ("nothing_like_this()", EnvError, "importing some_game raised: .*nothing_like_this"),
 ])
 def test_a_module_without_an_environment_constructor_is_refused(tmp_path, monkeypatch, content, error, message):
