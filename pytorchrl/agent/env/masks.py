@@ -5,7 +5,7 @@ E = number of environments, n = number of actions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from gymnasium import spaces
@@ -13,7 +13,6 @@ from gymnasium import spaces
 from pytorchrl.agent.env.aliases import MASK_LEAF, AnySpace, Info, Observation
 from pytorchrl.agent.env.spaces import ObservationReader, mask_flags, part_at
 from pytorchrl.errors import EnvError
-from pytorchrl.support.untyped import EnvValue
 
 
 class ActionMasks:
@@ -65,7 +64,7 @@ class ActionMasks:
                 "is missing")
         return self._flags(info[MASK_LEAF])
 
-    def _flags(self, given: EnvValue) -> np.ndarray:
+    def _flags(self, given: Iterable[object]) -> np.ndarray:
         """Return masks (K, n) as bool; raise `EnvError` if they are not flags, one for each action."""
         try:
             return mask_flags(given, self._action_space)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -204,7 +204,7 @@ class ObservationReader:
         return None if self.mask_path is None else mask_flags([part_at(row, self.mask_path) for row in rows])
 
 
-def mask_flags(given: EnvValue, action_space: AnySpace | None = None) -> np.ndarray:
+def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) -> np.ndarray:
     """Return the masks of K observations as flags, (K, n) bool.
 
     Args:

@@ -155,7 +155,7 @@ class Monitor:
 
 def _field(value: object) -> object:
     """Return a value of `info` as a field of a CSV file; mappings and lists become JSON."""
-    if isinstance(value, (np.generic, np.ndarray)):
+    if hasattr(value, "tolist"):  # a number or an array of NumPy
         value = value.tolist()
     return json.dumps(value, default=_field) if isinstance(value, (Mapping, list, tuple)) else value
 

@@ -19,7 +19,6 @@ from pytorchrl.agent.env.spaces import (
     part_at,
 )
 from pytorchrl.errors import EnvError
-from pytorchrl.support.untyped import EnvValue
 
 
 class PolicyColumns:
@@ -141,7 +140,7 @@ class PolicyColumns:
                            f"got {len(given)} for {len(infos)} agents")
         return self._flags(given) if given else None
 
-    def _flags(self, given: list[EnvValue]) -> np.ndarray:
+    def _flags(self, given: list[object]) -> np.ndarray:
         try:
             return mask_flags(given, self._raw_action_space)
         except ValueError as failure:
