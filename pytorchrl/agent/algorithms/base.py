@@ -31,8 +31,8 @@ from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKi
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.modes import NetworkMode
+from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import gymnasium as gym
 import numpy as np
@@ -25,10 +25,11 @@ from pytorchrl.agent.env.aliases import (
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.support.terminal import Lines, get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal, users_traceback
-from pytorchrl.support.untyped import EnvValue
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 logger = get_logger(__name__)
 
@@ -241,13 +242,16 @@ def foreign_problem(values: object) -> str | None:
             f"return the array{remedy}")
 
 
-def writable(values: EnvValue) -> EnvValue:
+def writable(values: T) -> T:
     """Return arrays, or tuples and mappings of them, with read-only arrays (such as those of JAX) copied."""
+    found: object = values
     if isinstance(values, np.ndarray):
-        return values if values.flags.writeable else values.copy()
-    if isinstance(values, tuple):
-        return tuple([writable(value) for value in values])
-    return {key: writable(value) for key, value in values.items()}
+        found = values if values.flags.writeable else values.copy()
+    elif isinstance(values, tuple):
+        found = tuple([writable(value) for value in values])
+    elif isinstance(values, Mapping):
+        found = {key: writable(value) for key, value in values.items()}
+    return cast("T", found)
 
 
 def describe(failure: BaseException) -> str:

@@ -136,8 +136,8 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
             if isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
                 env = TimeLimit(env, blueprint.max_episode_steps)
         if not isinstance(env, gym.Env):
-            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__module__}."
-                               f"{type(env).__qualname__} from {name_of(blueprint)}{_hint(env)}")
+            raise FactoryError(f"env_fn must return a gymnasium.Env, got {_type_name(env)} from {name_of(blueprint)}"
+                               f"{_hint(env)}")
         for wrapper in blueprint.wrappers:
             env = wrapper(env)
         if problem := space_problem(env):
@@ -175,6 +175,11 @@ def _build_timed(build: Callable[[], AnyEnv], timeout_s: float, where: str) -> A
         return TimedEnv(build, timeout_s)
     except TimeoutError as failure:
         raise EnvError(f"{where}: {describe(failure)}") from failure
+
+
+def _type_name(value: object) -> str:
+    """Return the name of a type with its module, because environments of several packages are called Env."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def _hint(env: object) -> str:
