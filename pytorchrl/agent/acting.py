@@ -132,7 +132,7 @@ class Player:
                               "mask=info['action_mask']")
         try:
             allowed = self.reader.mask_rows([obs]) if mask is None else mask_flags([mask], self._spaces.action)
-        except ValueError as failure:
+        except ConfigError as failure:
             raise ConfigError(f"act received a wrong mask; {failure}") from None
         step = self.choose(leaves, self.initial_memory(1) if memory is None else memory,
                            np.array([memory is None]), allowed, deterministic)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import MASK_LEAF, AnySpace, Info, Observation
 from pytorchrl.agent.env.spaces import ObservationReader, mask_flags, part_at
-from pytorchrl.errors import EnvError
+from pytorchrl.errors import ConfigError, EnvError
 
 
 class ActionMasks:
@@ -68,7 +68,7 @@ class ActionMasks:
         """Return masks (K, n) as bool; raise `EnvError` if they are not flags, one for each action."""
         try:
             return mask_flags(given, self._action_space)
-        except ValueError as failure:
+        except ConfigError as failure:
             raise EnvError(f"{self._where}: {failure}") from None
 
     def read_at_end(

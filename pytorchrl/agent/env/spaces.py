@@ -14,7 +14,7 @@ from pytorchrl.agent.data import OBS_LEAF
 from pytorchrl.agent.env.aliases import MASK_LEAF, AnySpace, Observation
 from pytorchrl.agent.env.images import channels_first, has_channels_last
 from pytorchrl.agent.env.values import ValueCheck
-from pytorchrl.errors import SpaceError
+from pytorchrl.errors import ConfigError, SpaceError
 from pytorchrl.support.untyped import EnvValue
 
 INTEGER_BOX = (
@@ -212,14 +212,14 @@ def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) ->
         action_space: The space of actions, which has n actions; None: n is not checked.
 
     Raises:
-        ValueError: The masks have another length, or contain values other than 0 and 1.
+        ConfigError: The masks have another length, or contain values other than 0 and 1.
     """
     if isinstance(given, np.ndarray) and given.dtype != object:
         mask = given
     else:
         rows = [np.asarray(row) for row in given]
         if len(shapes := {row.shape for row in rows}) > 1:
-            raise ValueError(f"'{MASK_LEAF}' has different shapes, {sorted(shapes)}; return one flag for each action, "
+            raise ConfigError(f"'{MASK_LEAF}' has different shapes, {sorted(shapes)}; return one flag for each action, "
                              "also for actions that are never allowed")
         mask = np.stack(rows)
     number = None
@@ -229,7 +229,7 @@ def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) ->
         number = int(np.sum(action_space.nvec))
     if mask.ndim != 2 or number not in (None, mask.shape[1]):
         needed = "one axis" if number is None else f"{number} flags, because the action space is {action_space}"
-        raise ValueError(f"'{MASK_LEAF}' must have {needed}, got the shape {mask.shape[1:]}; return a bool array with "
+        raise ConfigError(f"'{MASK_LEAF}' must have {needed}, got the shape {mask.shape[1:]}; return a bool array with "
                          "one flag for each action")
     if mask.dtype == np.bool_:
         return mask
@@ -237,7 +237,7 @@ def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) ->
     if mask.dtype.kind in "iu" and int(mask.view(f"u{mask.dtype.itemsize}").max(initial=0)) <= 1:
         return mask.astype(np.bool_)
     if mask.dtype.kind != "f" or not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"'{MASK_LEAF}' must contain flags, 1 where an action is allowed and 0 elsewhere, got "
+        raise ConfigError(f"'{MASK_LEAF}' must contain flags, 1 where an action is allowed and 0 elsewhere, got "
                          f"{mask[0].tolist()} ({mask.dtype}); return a bool array")
     return mask.astype(np.bool_)
 

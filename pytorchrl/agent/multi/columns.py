@@ -18,7 +18,7 @@ from pytorchrl.agent.env.spaces import (
     mask_flags,
     part_at,
 )
-from pytorchrl.errors import EnvError
+from pytorchrl.errors import ConfigError, EnvError
 
 
 class PolicyColumns:
@@ -143,7 +143,7 @@ class PolicyColumns:
     def _flags(self, given: list[object]) -> np.ndarray:
         try:
             return mask_flags(given, self._raw_action_space)
-        except ValueError as failure:
+        except ConfigError as failure:
             raise EnvError(f"agents {list(self.places)}: {failure}") from None
 
 

@@ -161,7 +161,7 @@ def test_architectures_train_several_policies(preset):
     ("ALE/Pong-v5", {"policies": "independent"}, "^policies must be left out for 'ALE/Pong-v5'"),
     (gym.spec("CartPole-v1"), {"policies": "shared"}, "^policies must be left out for 'CartPole-v1'"),
     (CountingEnv, {"policies": "shared"}, "parallel API, got CountingEnv without possible_agents"),
-    (MatchingGame, {}, "got MatchingGame from MatchingGame; it has several agents.*policies='shared'"),
+    (MatchingGame, {}, r"got pytorchrl\.envs\.testing\.MatchingGame from Match.*; it has several.*policies='shared'"),
     (MatchingGame, {"policies": "together"}, "^policies must be 'shared', 'independent', a mapping"),
     (MatchingGame, {"policies": {"agent_0": "a"}}, "^policies must map each of"),
     (MatchingGame, {"policies": {"agent_5": "a"}}, "^policies must map the agents"),
