@@ -196,7 +196,8 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
     """Read a data set. No code of the data set is executed.
 
     A file `*.npz` is checked before its arrays are allocated, so a damaged or malicious file takes no more memory than
-    its size on the disk. Data sets of Minari are read by Minari, which does not check sizes.
+    its size on the disk. Data sets of Minari are read by Minari, which does not check sizes. An episode of Minari that
+    stops without an end, because its collection stopped, is truncated by its last step.
 
     Args:
         path: A file `*.npz`, or, without a suffix, the id of a local data set of Minari.
@@ -444,13 +445,16 @@ def _read_minari(dataset_id: str) -> Dataset:
     metadata = list(found.storage.get_episode_metadata([one.id for one in episodes]))
     paths = _paths_of(found.observation_space)
     rows = {leaf: [np.asarray(part_at(one.observations, path)) for one in episodes] for leaf, path in paths.items()}
+    lengths = np.array([len(one.rewards) for one in episodes], dtype=np.int64)
+    terminations = np.concatenate([one.terminations for one in episodes]).astype(np.bool_)
+    truncations = np.concatenate([one.truncations for one in episodes]).astype(np.bool_)
+    last = np.cumsum(lengths) - 1
+    truncations[last] |= ~terminations[last]
     return Dataset(
         observations={leaf: np.concatenate([array[:-1] for array in arrays]) for leaf, arrays in rows.items()},
         final_observations={leaf: np.stack([array[-1] for array in arrays]) for leaf, arrays in rows.items()},
         actions=np.concatenate([one.actions for one in episodes]),
         rewards=np.concatenate([one.rewards for one in episodes]).astype(np.float64),
-        terminations=np.concatenate([one.terminations for one in episodes]).astype(np.bool_),
-        truncations=np.concatenate([one.truncations for one in episodes]).astype(np.bool_),
-        lengths=np.array([len(one.rewards) for one in episodes], dtype=np.int64),
+        terminations=terminations, truncations=truncations, lengths=lengths,
         seeds=np.array([one.get("seed", _UNKNOWN_SEED) for one in metadata], dtype=np.int64),
         env="" if found.env_spec is None else found.env_spec.id)

@@ -10,6 +10,7 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
+_STANDARD_INPUT = "<stdin>"
 # An `if` condition that contains one of these names is assumed to be false when a new process imports the script.
 _GUARDS = {"__name__", "current_process"}
 
@@ -24,12 +25,16 @@ def check_main_guard(setting: str) -> None:
         setting: The setting that starts processes, for the message.
 
     Raises:
-        ConfigError: The line that leads to this call is not inside the `if`; the message names the line.
+        ConfigError: The line that leads to this call is not inside the `if`; the message names the line. Or the
+            script was read from the standard input, which other processes cannot import.
     """
     frame = _main_frame()
     if frame is None:
         return
     path = frame.f_code.co_filename
+    if path == _STANDARD_INPUT:
+        raise ConfigError(f"{setting} starts processes that import the script again, but this script comes from the "
+                          "standard input (`python -`); save it in a file, or use backend='sync'")
     lines = linecache.getlines(path)  # empty if the file no longer exists
     try:
         tree = ast.parse("".join(lines))

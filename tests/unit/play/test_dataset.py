@@ -403,3 +403,22 @@ def test_an_environment_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(prl.PyTorchRLError, match="the simulator is gone"):
         record_dataset(agent, tmp_path / "data.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Minari misses descriptions
+def test_an_episode_of_minari_without_an_end_is_truncated_and_an_early_end_refused(minari):
+    def stored(name, terminations):
+        observations = np.arange(8, dtype=np.float32).reshape(4, 2) / 8
+        episodes = [minari.data_collector.EpisodeBuffer(
+            id=index, seed=None, observations=observations, actions=[0, 1, 0], rewards=[1.0, 2.0, 3.0],
+            terminations=ends, truncations=[False] * 3) for index, ends in enumerate(terminations)]
+        minari.create_dataset_from_buffers(
+            name, episodes, observation_space=gym.spaces.Box(0, 1, (2,)), action_space=gym.spaces.Discrete(2))
+        return read_dataset(name)
+    found = stored("cut-v0", [[False] * 3, [False, False, True]])
+    assert found.lengths.tolist() == [3, 3]
+    assert found.terminations.tolist() == [False] * 5 + [True]
+    assert found.truncations.tolist() == [False, False, True] + [False] * 3
+    np.testing.assert_array_equal(found.final_observations["obs"], [[0.75, 0.875]] * 2)
+    with pytest.raises(CheckpointError, match="the last step of each episode, and no other step"):
+        stored("early-v0", [[False, True, True]])

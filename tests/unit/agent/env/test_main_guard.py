@@ -75,6 +75,14 @@ def test_a_script_that_can_no_longer_be_read_is_not_refused(run_forked, tmp_path
     assert result.stdout == "went on\n"
 
 
+def test_a_script_from_the_standard_input_is_refused(run_python, tmp_path):
+    """A spawned process would look for a file called <stdin>."""
+    result = run_python("-", input=HEAD + 'if __name__ == "__main__":\n    main()\n')
+    assert result.returncode == 1
+    assert "this script comes from the standard input (`python -`); save it in a file" in result.stderr.splitlines()[-1]
+    assert (tmp_path / "imported").read_text() == "x"
+
+
 @pytest.mark.parametrize(("text", "line", "expected"), [
     ('if __name__ == "__main__":\n    f()\n', 2, True),
     ('if __name__ == "__main__":\n    f()\n', 1, True),
