@@ -4,7 +4,8 @@ All ```python blocks of a page form one script, which runs in a separate process
 of a ```python block is a comment with a file name, the block is instead written to that file in the folder. The text of
 a ```text block must occur in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in the same
 process and folder. ```console blocks (with a prompt) are not run, because they install packages or
-train for minutes. ```sh scripts and ```yaml files need several machines, so only their syntax is checked.
+train for minutes. ```sh scripts and ```yaml files need several machines, so only their syntax is checked. ```toml files
+name a project of the reader's own, so only the names of their options are checked.
 
 Training on a page is shortened to `FEW_STEPS` and a tenth of the env steps, and at most to `MOST_STEPS`. A run that
 continues another one therefore still trains for longer. `MORE_STEPS` has the pages whose results need more steps. Loops
@@ -22,7 +23,9 @@ from functools import partial
 import pytest
 import yaml
 
+from pytorchrl.training.composition import option_specs
 from tests.conftest import ROOT, process_environment
+from tests.unit.packaging.project import tomllib
 
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -141,7 +144,14 @@ def test_every_code_block_has_a_known_language():
     for page in PAGES:
         found = {info for info, _ in _BLOCK.findall(page.read_text(encoding="utf-8"))}
         languages = {info for info in found if not info.startswith("{")}  # the other blocks are Sphinx directives
-        assert languages <= {"python", "text", "bash", "console", "sh", "yaml"}, page
+        assert languages <= {"python", "text", "bash", "console", "sh", "toml", "yaml"}, page
+
+
+def test_configurations_on_pages_name_options_of_train():
+    found = [body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), "toml")]
+    assert found
+    for body in found:
+        assert tomllib.loads(body).keys() <= {"algorithm", "env", "callbacks", *option_specs("ppo")}
 
 
 def test_shell_scripts_and_yaml_files_on_pages_have_valid_syntax():
