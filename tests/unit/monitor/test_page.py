@@ -103,4 +103,4 @@ def test_a_run_with_few_figures_has_a_page(tmp_path, records):
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_report([read_run(make_run(tmp_path / "a"))], tmp_path / "none" / "page.html")
+        write_report([read_run(make_run(tmp_path / "a"))], tmp_path / "a" / "run.json" / "page.html")

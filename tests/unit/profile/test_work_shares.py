@@ -206,11 +206,11 @@ def busy(seconds):
         math.sqrt(2.0)
 
 
-@pytest.mark.parametrize("pause", [time.sleep, busy], ids=["sleeps", "computes"])
-def test_an_environment_that_is_slow_has_the_largest_share(train, pause):
+@pytest.mark.parametrize(("pause", "seconds"), [(time.sleep, 0.05), (busy, 0.01)], ids=["sleeps", "computes"])
+def test_an_environment_that_is_slow_has_the_largest_share(train, pause, seconds):
     class SlowEnv(ProbedEnv):
         def step(self, action):
-            pause(0.01)
+            pause(seconds)
             return super().step(action)
     with WorkSampler() as sampler:
         train(SlowEnv)
