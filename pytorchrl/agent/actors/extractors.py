@@ -145,7 +145,8 @@ def encoded_size(space: gym.Space[object]) -> int:
 def encode(space: gym.Space[object], x: Tensor) -> Tensor:
     """Return a leaf (B, ...) as vectors (B, n) float32.
 
-    Categories are encoded one-hot, and unsigned bytes are divided by 255; the values of other leaves do not change.
+    Categories are encoded one-hot, and unsigned bytes are divided by the upper bound of their space, which is 255 for
+    pixels; the values of other leaves do not change.
     """
     if isinstance(space, gym.spaces.Discrete):
         return (x.unsqueeze(-1) == torch.arange(int(space.n), device=x.device)).float()
@@ -157,7 +158,12 @@ def encode(space: gym.Space[object], x: Tensor) -> Tensor:
             for column, size in zip(columns, sizes, strict=True)
         ], -1)
     x = x.reshape(x.shape[0], -1)
-    return x.float() / 255 if x.dtype == torch.uint8 else x.float()
+    return x.float() / largest_byte(space) if x.dtype == torch.uint8 else x.float()
+
+
+def largest_byte(space: gym.Space[object]) -> float:
+    """Return the largest value of a space of unsigned bytes, at least 1, by which its values are divided."""
+    return max(1.0, float(space.high.max())) if isinstance(space, gym.spaces.Box) else 1.0
 
 
 def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -237,13 +243,13 @@ class MLP(nn.Module):
         return x
 
 
-def image_input(x: Tensor) -> tuple[Tensor, float]:
+def image_input(x: Tensor, largest: float) -> tuple[Tensor, float]:
     """Return images (B, C, H, W) as float32 in channels-last layout, and a factor for the first layer's weight.
 
-    Dividing the weight by 255 instead of every pixel gives the same features and saves a pass over the images. On CPUs,
-    convolutions are about twice as fast in channels-last layout as in the default layout.
+    Dividing the weight by the `largest` byte, instead of every pixel, gives the same features and saves a pass over the
+    images. On CPUs, convolutions are about twice as fast in channels-last layout as in the default layout.
     """
-    scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
+    scale = 1 / largest if x.dtype == torch.uint8 else 1.0
     return x.contiguous(memory_format=torch.channels_last).float(), scale
 
 
@@ -262,6 +268,7 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(space, self.MIN_SIZE)
+        self._largest = largest_byte(space)
         self.conv1 = conv(channels, 32, 8, generator, stride=4)
         self.conv2 = conv(32, 64, 4, generator, stride=2)
         self.conv3 = conv(64, 64, 3, generator)
@@ -270,8 +277,8 @@ class CNN(nn.Module):
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features (B, out_features) of images (B, C, H, W), uint8 or float; bytes are divided by 255."""
-        x, scale = image_input(x)
+        """Return features (B, out_features) of images (B, C, H, W); see `image_input` for unsigned bytes."""
+        x, scale = image_input(x, self._largest)
         x = torch.relu_(F.conv2d(x, self.conv1.weight * scale, self.conv1.bias, stride=4))
         x = torch.relu_(F.conv2d(x, self.conv2.weight, self.conv2.bias, stride=2))
         x = torch.relu_(F.conv2d(x, self.conv3.weight, self.conv3.bias))

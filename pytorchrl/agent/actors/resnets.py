@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, linear
+from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, largest_byte, linear
 from pytorchrl.support.untyped import Untyped
 
 CHANNELS = (16, 32, 32)
@@ -70,6 +70,7 @@ class ImpalaCNN(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(space, self.MIN_SIZE)
+        self._largest = largest_byte(space)
         self.stages = nn.ModuleList()
         for outputs in CHANNELS:
             blocks = (self.block(outputs, generator), self.block(outputs, generator))
@@ -79,8 +80,8 @@ class ImpalaCNN(nn.Module):
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features (B, out_features) of images (B, C, H, W), uint8 or float; bytes are divided by 255."""
-        x, scale = image_input(x)
+        """Return features (B, out_features) of images (B, C, H, W); see `image_input` for unsigned bytes."""
+        x, scale = image_input(x, self._largest)
         stage: Untyped  # torch declares the members of a ModuleList as Module
         for stage in self.stages:
             convolution, block1, block2 = stage

@@ -187,3 +187,13 @@ def test_images_too_small_for_the_layers_raise():
         CNN(gym.spaces.Box(0, 255, (1, 35, 84), np.uint8))
     with pytest.raises(SpaceError, match=r"\(C, H, W\)"):
         ImpalaCNN(gym.spaces.Box(-1, 1, (3,), np.float32))
+
+
+@pytest.mark.parametrize("extractor", [MLP, CNN, ImpalaCNN])
+@pytest.mark.parametrize("high", [1, 10, 255])
+def test_bytes_are_divided_by_the_upper_bound_of_their_space(extractor, high):
+    """The features are those of floats between 0 and 1; divided by 255, grids of zeros and ones would be nearly 0."""
+    byte, real = (gym.spaces.Box(0, top, (3, 36, 36), dtype) for top, dtype in ((high, np.uint8), (1, np.float32)))
+    x = torch.randint(0, high + 1, (2, 3, 36, 36), generator=_generator(), dtype=torch.uint8)
+    of_bytes, of_reals = (extractor(space, generator=_generator()) for space in (byte, real))
+    torch.testing.assert_close(of_bytes(x), of_reals(x.float() / high), atol=1e-4, rtol=1e-3)
