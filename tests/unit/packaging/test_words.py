@@ -21,7 +21,7 @@ WORDS = {
     r"[Cc]olour|[Bb]ehaviour": "the American spelling",
     r"\bcancel(?:ed|ing)\b": "cancelled, as in `Future.cancelled`",
     r"(?<!-)\b[Mm]ini-batch(?!-size)": "minibatch",
-    r"replay memor(?:y|ies)": "replay buffer",
+    r"replay memory|replay memories": "replay buffer",
     r"\b[Ee]nvironment steps?\b": "env step",
     r"\bremote collectors?\b|\bcollectors? workers?\b": "collection worker",
     r"\b_?num_shards\b": "num_replay_workers",

@@ -141,7 +141,7 @@ def test_python_names_code_with_and_without_arguments(monkeypatch, project):
         with pytest.raises(ConfigError, match=message):
             pytorchrl.train("ppo", "CartPole-v1", **OPTIONS, optimizer=value)
     with pytest.raises(ConfigError, match=r"callbacks: .*cannot be built"):
-        pytorchrl.train("ppo", "CartPole-v1", **OPTIONS, callbacks=[{"call": "mine:Tracker", "nmae": 1}])
+        pytorchrl.train("ppo", "CartPole-v1", **OPTIONS, callbacks=[{"call": "mine:Tracker", "title": 1}])
 
 
 # What a file names -> the error of `train --config` without --trust.
