@@ -225,7 +225,7 @@ class FakeScheme:
 
     def metrics(self):
         return {"updates": self.version, "policy_lag": {"mean": 0.5, "max": 2, "p50": 0.0, "p90": 1.0},
-                "queue_size": 1, "workers": 0, "workers_missing": 0}
+                "queue_size": 1, "workers": 0, "workers_missing": 0, "envs_restarted": 0}
 
     def episodes(self):
         finished, self.finished = self.finished, []

@@ -147,7 +147,8 @@ def test_numbers_of_callbacks_are_copied(tmp_path, gate):
         assert gate.entered.wait(LONG_S)
         numbers["best"] = 2.0
         gate.open.set()
-    assert checkpoints.read(checkpoints.paths(tmp_path / "checkpoints")[0])["learner"]["callbacks"] == [{"best": 1.0}]
+    saved = checkpoints.read(checkpoints.paths(tmp_path / "checkpoints")[0])["learner"]["callbacks"]
+    assert saved == [{"callback": "Mutable", "state": {"best": 1.0}}]
 
 
 def test_a_background_job_reports_its_error_once():
