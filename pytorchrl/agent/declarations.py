@@ -8,6 +8,7 @@ import difflib
 import enum
 import functools
 import math
+import operator
 import os
 import types
 import typing
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.numbers import plain
 from pytorchrl.support.untyped import ANY, OptionsOfSubclass, TypeHint
 
 _UNION_TYPES = (typing.Union, types.UnionType)
@@ -103,11 +105,12 @@ class Declaration:
         """Convert a value to the form in which options store it.
 
         Depending on the type of the option, a function or a list of points becomes a schedule, a list becomes a tuple,
-        and the value of an enum member becomes the member.
+        the value of an enum member becomes the member, and numbers and arrays of NumPy become numbers and lists.
 
         Raises:
             ConfigError: The value cannot be converted to a schedule.
         """
+        value = without_numpy(self.type, value)
         if self.field.metadata and Schedule in _parts_of(self.type)[1]:
             return as_schedule(value, self.name, self.low, self.high, self.is_exclusive)
         if (kind := _enum_of(self.type)) is not None and not isinstance(value, enum.Enum):
@@ -163,6 +166,28 @@ class Declaration:
 
     def _may_be_none(self, choices: tuple[object, ...]) -> bool:
         return type(None) in _members(self.type) and None not in choices
+
+
+def without_numpy(hint: object, value: object) -> object:
+    """Return a value of an option with Python's numbers and lists in place of NumPy's, also inside of collections.
+
+    Parts of the value for which the annotation `hint` allows any object are returned unchanged.
+    """
+    members = _members(hint)
+    if any(member in (ANY, object) for member in members):
+        return value
+    value = plain(value)
+    parts = [_parts_of(member) for member in members]
+    if isinstance(value, (list, tuple)):
+        of_items = next((arguments[0] for origin, arguments in parts if origin in (tuple, *_COLLECTIONS)), float)
+        items = [without_numpy(of_items, item) for item in value]
+        return value if all(map(operator.is_, items, value)) else items
+    if isinstance(value, Mapping):
+        of_items = next((arguments[1] for origin, arguments in parts if len(arguments) == 2 and origin is not tuple),
+                        object)
+        pairs = {key: without_numpy(of_items, item) for key, item in value.items()}
+        return value if all(map(operator.is_, pairs.values(), value.values())) else pairs
+    return value
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.numbers import plain
 
 _GLOBAL_DRAWS = threading.RLock()  # guards the state of torch's global generator
 _NO_NUMBERS = np.zeros(0, dtype=np.float32)
@@ -34,10 +35,11 @@ class Stream(IntEnum):
 
 
 def check_seed(seed: object) -> int:
-    """Return `seed` if it is a whole number in [0, 2**63), else raise `ConfigError`."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    """Return `seed` as an `int` if it is a whole number in [0, 2**63), else raise `ConfigError`."""
+    number = plain(seed)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**63:
         raise ConfigError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")
-    return seed
+    return number
 
 
 def derive_seed(seed: int, stream: Stream, *path: int) -> int:

@@ -15,14 +15,16 @@ from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
 from pytorchrl.files.run_directory import METRICS_FILE
+from pytorchrl.support.numbers import plain
 
 
 def check_number(name: str, value: object, low: float = -math.inf) -> float:
-    """Return `value`; raise `ConfigError` unless it is a finite number that is not below `low`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < low:
+    """Return `value` as a Python number; raise `ConfigError` unless it is finite and not below `low`."""
+    number = plain(value)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number) or number < low:
         bound = "" if low == -math.inf else f" >= {low:g}"
         raise ConfigError(f"{name} must be a finite number{bound}, got {value!r}")
-    return value
+    return number
 
 
 class SaveBestModel(Callback):

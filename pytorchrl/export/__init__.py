@@ -13,6 +13,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, ExportError
 from pytorchrl.export.checks import Observed, compare, played_steps, random_steps
 from pytorchrl.export.formats import Format, Traced, format_of, trace, write
+from pytorchrl.support.numbers import check_whole
 
 __all__ = ["Exported"]
 
@@ -60,8 +61,7 @@ class Exporter:
             ConfigError: `checks` is below 1, a file exists and `overwrite` is false, or `path` cannot be written.
         """
         form = format_of(to)
-        if isinstance(checks, bool) or not isinstance(checks, int) or checks < 1:
-            raise ConfigError(f"checks must be a whole number >= 1, got {checks!r}")
+        checks = check_whole("checks", checks)
         paths = self._paths(path, form)
         if not overwrite and (existing := [str(own) for own in paths.values() if own.exists()]):
             raise ConfigError(f"{', '.join(existing)} exists already; choose another path, or set overwrite "

@@ -21,6 +21,7 @@ from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import Progress, plain, start_progress, to_json
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.scheme import Scheme, check_scheme
+from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.problems import raise_all
 from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
@@ -69,7 +70,7 @@ class Learner:
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
-        self.scheme, self.target_steps = check_scheme(scheme), target_steps
+        self.scheme, self.target_steps = check_scheme(scheme), self.options.target_steps
         raise_all(self.options.problems_with(
             has_tests=scheme.agent.test_envs_factory is not None,
             is_recorded=not (scheme.settings["record"] is scheme.settings["replay"] is None)))
@@ -83,9 +84,9 @@ class Learner:
         self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
         self._recipe, self._next_look = dict(recipe or {}), 0.0
         self._state = State.NEW
-        self._target = Target(scheme, target_steps)
-        self._due = Due(target_steps, self.options.log_every, self.options.eval_every, self.options.checkpoint_every,
-                        self.options.log_every_s)
+        self._target = Target(scheme, self.target_steps)
+        self._due = Due(self.target_steps, self.options.log_every, self.options.eval_every,
+                        self.options.checkpoint_every, self.options.log_every_s)
         self._measured = Measurements(scheme, self._target)
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self,
                                     self.options.callback_timeout_s)
@@ -338,8 +339,7 @@ class Learner:
             ConfigError: The scheme has no `test_envs_factory`, or `num_episodes` is not a whole number >= 1.
             StoppedError: `stop()` has been called.
         """
-        if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
-            raise ConfigError(f"num_episodes must be a whole number >= 1, got {num_episodes!r}")
+        num_episodes = check_whole("num_episodes", num_episodes)
         self.start()
         if self._evaluations.wait():
             self._record()

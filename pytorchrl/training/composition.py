@@ -37,6 +37,7 @@ from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.support.code import Code, Trust, as_code, import_module, may_import, refusal
+from pytorchrl.support.numbers import plain
 from pytorchrl.support.problems import Problems, problems_in
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training import presets
@@ -377,7 +378,7 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
             registration.rollout_storage, own, "whole rollouts are drawn uniformly; leave out kind='batch'")
     if registration.prioritized_storage is None:
         return registration.storage.create_factory(**own)
-    is_prioritized = own.pop("prioritized", False)
+    is_prioritized = plain(own.pop("prioritized", False))
     if not isinstance(is_prioritized, bool):
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     if is_prioritized:

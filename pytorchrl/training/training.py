@@ -16,6 +16,7 @@ from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, MemoryState
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.data import Evaluation
+from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
 from pytorchrl.agent.factories import Agent
@@ -32,10 +33,11 @@ from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.check import keyword_problems
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
-from pytorchrl.training.composition import Composition, EnvSource, compose_parts, with_code
+from pytorchrl.training.composition import Composition, EnvSource, compose_parts, option_specs, with_code
 from pytorchrl.training.strangers import BoundedTensors
 
 # Options that are not written to `run.json`, because callbacks are code.
@@ -52,8 +54,9 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     registration = registration_of(algorithm)
     source, (env, options) = env, with_code(registration.algorithm, env, options)
     scheme, agent, learner_options = _checked(compose_parts(registration.algorithm, env, options))
-    log_dir = learner_options.get("log_dir")
-    given = {name: value for name, value in options.items() if name not in _OF_CALLBACKS}
+    log_dir, hints = learner_options.get("log_dir"), option_specs(registration.algorithm)
+    given = {name: without_numpy(hints[name].hint, value) for name, value in options.items()
+             if name not in _OF_CALLBACKS}
     recipe = {}
     if log_dir is not None or learner_options.get("callbacks"):  # for `run.json`, and for trackers
         recipe = recipes.describe(registration, source, {**presets.preset(registration.name, env, given), **given})
@@ -256,8 +259,7 @@ class TrainedAgent:
         Raises:
             ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
         """
-        if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
-            raise ConfigError(f"num_episodes must be a whole number >= 1, got {num_episodes!r}")
+        num_episodes = check_whole("num_episodes", num_episodes)
         # For small batches, two threads are no faster than one, and several times slower on machines with few cores.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)

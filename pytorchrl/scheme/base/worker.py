@@ -13,6 +13,7 @@ import torch
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.transport.link import Peer
+from pytorchrl.support.numbers import plain
 
 if TYPE_CHECKING:
     from pytorchrl.scheme.transport.messages import Weights
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def check_timeout(value: object) -> None:
     """Raise `ConfigError` unless `value` is a positive, finite number of seconds."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ConfigError(f"timeout_s must be a number of seconds > 0, got {value!r}")
 

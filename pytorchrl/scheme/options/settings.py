@@ -263,9 +263,10 @@ def misplaced(
         if not homes or chosen in homes:
             continue
         declaration = homes[0].declarations()[name]
-        if problem := declaration.problem(value):
+        stored = declaration.converted(value)
+        if problem := declaration.problem(stored):
             problems.append(Problem(problem, options=(name,)))
-        elif value != declaration.default:
+        elif stored != declaration.default:
             # For each kind with this option, the conditions that the chosen kind lacks; if possible, those in common.
             lacking = [[each for each in home.chosen if each not in chosen.chosen] for home in homes]
             common = [each for each in lacking[0] if all(each in conditions for conditions in lacking)]

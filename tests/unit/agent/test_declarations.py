@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pytorchrl.agent.options import Factory, Options, option
-from pytorchrl.agent.schedules import Schedule, linear
+from pytorchrl.agent.schedules import Schedule, linear, piecewise
 from pytorchrl.errors import ConfigError
 
 
@@ -37,6 +40,10 @@ class Kinds(Options):
     rate: float | Schedule = option(1.0, help="A rate.", low=0.0, high=1.0)
     level: int | str | None = option(None, help="A level.", low=1)
     kind: str | None = option(None, help="A kind.", choices=("Copy", "move"))
+    sizes: tuple[int, ...] = option((), help="Sizes.", low=1)
+    flag: bool = option(False, help="A switch.")
+    anything: Any = option(None, help="Anything.")
+    kwargs: Mapping[str, Any] = option(default_factory=dict, help="Arguments.")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,52 @@ class Kinds(Options):
 def test_a_value_of_the_declared_type_is_kept(given):
     ((name, value),) = given.items()
     assert getattr(Kinds(**given), name) == value
+
+
+NUMPY = {  # value as given -> value as stored, by option
+    "lag": [(np.int64(3), 3), (np.array(3), 3), (np.uint8(3), 3)],
+    "rate": [(np.float32(0.5), 0.5), (np.float64(0.5), 0.5), (np.float16(0.5), 0.5), (np.array(0.5), 0.5),
+             (np.int32(1), 1),
+             (np.array([[0, 1.0], [100, 0.5]]), piecewise((0, 1.0), (100, 0.5))),
+             ([(np.int64(0), np.float32(1.0)), (np.int64(100), np.float32(0.5))], piecewise((0, 1.0), (100, 0.5)))],
+    "pair": [((np.int64(2), "b"), (2, "b"))],
+    "sizes": [(np.array([32, 16]), (32, 16)), ([np.int64(32), 16], (32, 16)), ((np.int8(32),), (32,)),
+              (np.array([], dtype=int), ())],
+    "flag": [(np.bool_(True), True), (np.array(False), False)],
+    "resources": [({"num_cpus": np.float32(0.5)}, {"num_cpus": 0.5})],
+    "names": [(np.array(["a", "b"]), ["a", "b"])],
+    "level": [(np.str_("top"), "top"), (np.int64(2), 2)],
+}
+
+
+def test_numbers_and_arrays_of_numpy_are_stored_as_numbers_and_tuples_of_python():
+    for name, cases in NUMPY.items():
+        for given, expected in cases:
+            stored = getattr(Kinds(**{name: given}), name)
+            assert stored == expected, name
+            assert "numpy" not in pickle.dumps(stored).decode("latin-1"), name
+            assert repr(Kinds(**{name: given})) == repr(Kinds(**{name: expected})), name
+
+
+def test_numpy_values_of_another_type_are_refused_as_those_of_python_are():
+    for name, given, message in [
+            ("lag", np.float64(2.0), "lag must be a whole number >= 0 or None, got 2.0"),
+            ("lag", np.bool_(True), "lag must be a whole number >= 0 or None, got True"),
+            ("lag", np.array([1, 2]), r"lag must be a whole number >= 0 or None, got \[1, 2\]"),
+            ("lag", np.int64(-1), "lag must be a whole number >= 0 or None, got -1"),
+            ("rate", np.float32("nan"), "rate must be finite, got nan"),
+            ("flag", np.int64(1), "flag must be True or False, got 1"),
+            ("sizes", np.array([1.5]), r"sizes must be .*whole numbers >= 1, got \(1.5,\)")]:
+        with pytest.raises(ConfigError, match=message):
+            Kinds(**{name: given})
+
+
+def test_an_option_of_any_type_keeps_the_values_of_numpy():
+    array = np.array([1, 2])
+    kwargs = {"start": array, "size": np.int64(3)}
+    kinds = Kinds(anything=array, kwargs=kwargs)
+    assert kinds.anything is array
+    assert kinds.kwargs is kwargs
 
 
 @pytest.mark.parametrize(

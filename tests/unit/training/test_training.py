@@ -7,6 +7,7 @@ import functools
 import json
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ import pytorchrl
 from pytorchrl.training import composition
 from pytorchrl.training import presets
 from pytorchrl.analysis import read_run
+from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.algorithms.registry import registered, registration_of
 from pytorchrl.training.composition import compose, option_specs
 from pytorchrl.envs.suites import DEFAULT, suite_of
@@ -66,6 +68,41 @@ def test_every_option_reaches_its_part(monkeypatch, name):
     assert getattr(getattr(agent, PARTS[spec.part]).options, spec.own_name) == value
     if spec.part == "environments" and name != "num_envs":
         assert getattr(agent.test_envs_factory.options, spec.own_name) == value
+
+
+def as_numpy(value):
+    """Return the equal value of NumPy for a boolean, a number or a tuple of numbers; None for any other value."""
+    if isinstance(value, (bool, int, float)):
+        return np.array(value)[()]
+    return np.array(value) if isinstance(value, tuple) and value and all(map(as_numpy, value)) else None
+
+
+def test_every_option_accepts_the_numbers_of_numpy():
+    tried = set()
+    for algorithm in registered():
+        for name, spec in option_specs(algorithm).items():
+            value = OTHER.get(name, spec.default)
+            given = as_numpy(value)
+            if given is not None:
+                stored = without_numpy(spec.hint, given)
+                stored = tuple(stored) if isinstance(value, tuple) else stored
+                assert (stored, type(stored)) == (value, type(value)), name
+                tried.add(name)
+    assert len(tried) > 80
+
+
+def test_a_run_with_numbers_of_numpy_equals_the_run_with_numbers_of_python(tmp_path):
+    options = {**TINY, "hidden_sizes": (8, 8), "lr": 0.5, "normalize_obs": True}
+    given = {name: as_numpy(value) for name, value in options.items()}
+    train("ppo", "CartPole-v1", log_dir=tmp_path / "python", **options)
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path / "numpy", **given)
+    assert isinstance(agent.summary["env_steps"], int)
+    assert agent.evaluate(np.int64(1), seed=np.int64(3)).returns
+    one, other = ({**read_json(tmp_path / run / "run.json"), "started": None} for run in ("python", "numpy"))
+    assert {name: value for name, value in one.items() if value != other[name]}.keys() <= {"recipe"}
+    for run in (one, other):
+        assert run["recipe"]["options"].pop("log_dir").startswith(str(tmp_path))
+    assert one["recipe"] == other["recipe"]
 
 
 def test_preset_options_without_effect_are_ignored():
