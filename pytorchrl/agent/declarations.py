@@ -110,7 +110,8 @@ class Declaration:
         Raises:
             ConfigError: The value cannot be converted to a schedule.
         """
-        value = without_numpy(self.type, value)
+        if type(value) not in (int, float, bool, str):
+            value = without_numpy(self.type, value)
         if self.field.metadata and Schedule in _parts_of(self.type)[1]:
             return as_schedule(value, self.name, self.low, self.high, self.is_exclusive)
         if (kind := _enum_of(self.type)) is not None and not isinstance(value, enum.Enum):

@@ -7,7 +7,7 @@ import contextlib
 import difflib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registered, registration_of
@@ -17,14 +17,15 @@ from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.cli.parsing import Parser, add_option_flags
 from pytorchrl.cli.saved_agent import count
 from pytorchrl.cli.watch import check_watching, watching
+from pytorchrl.envs.suites import suite_of
 from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.learner.learner import Learner
 from pytorchrl.learner.reporting import by_policy, to_json
 from pytorchrl.support.code import Code, Trust, is_reference, make_importable, may_import
-from pytorchrl.training.composition import known_names
+from pytorchrl.training.composition import compose_parts, known_names, with_code
 from pytorchrl.training.configuration import MOST_RUNS, ConfigFile, save_config, specs_of
-from pytorchrl.training.presets import preset
+from pytorchrl.training.presets import preset, suite_or_kind
 from pytorchrl.training.training import make_learner, named_settings
 
 # These arguments belong to the command itself. All other arguments are options of the function `train`.
@@ -36,16 +37,25 @@ def run(arguments: Sequence[str]) -> int:
     """Train and return the exit code."""
     given = parse("train", "Train", arguments, _add_flags)
     if given.save_config is not None:
-        options = options_of(given)
-        name = registration_of(given.algorithm, Trust.READ if given.dry_run else Trust.ALL).name
-        defaults = preset(name, given.env, options)
-        save_config(given.save_config, given.algorithm, given.env, {**defaults, **options})
+        save_config(given.save_config, given.algorithm, given.env, _with_preset(given))
     if given.sweep is not None:
         return sweep.run(given, given.sweep, train_once)
     if given.dry_run:
         show_stderr(f"run 1 of 1: {vars(given).get('log_dir') or 'without a log_dir, so nothing is saved'}")
         return 0
     return train_once(given)
+
+
+def _with_preset(given: argparse.Namespace) -> Mapping[str, object]:
+    """Return the options of a run, and those of its preset."""
+    options = options_of(given)
+    if not given.dry_run:
+        composition = compose_parts(given.algorithm, *with_code(given.algorithm, given.env, options))
+        composition.problems.raise_all()
+        return {**composition.options, **options}
+    # A dry run builds no environment, so it knows the presets of suites, but not those of kinds.
+    name, suite = registration_of(given.algorithm, Trust.READ).name, suite_of(given.env)
+    return {**preset(name, "" if suite is None else suite.name, options), **options}
 
 
 def train_once(given: argparse.Namespace) -> int:
@@ -171,9 +181,8 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     own = _class_of(algorithm, config if is_in_file else None, Trust.READ if is_dry else trust)
     env = config.env if config is not None and not _given(arguments, "--env") else None
     stored = {} if config is None else config.options(own)
-    parser = _parser(command, verb, (algorithm, own), _given(arguments, "--env") or str(env or ""),
-                     _given(arguments, "--preset") or str(stored.get("preset", "")),
-                     show_all="--help-all" in arguments)
+    parser = _parser(command, verb, (algorithm, own), _suite_in_help(own, arguments, env),
+                     _given(arguments, "--preset") or str(stored.get("preset", "")), show_all="--help-all" in arguments)
     add_flags(parser)
     # The algorithm goes first, so that a flag with several values cannot consume it.
     others = list(arguments)
@@ -191,6 +200,19 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     most = getattr(given, "max_runs", MOST_RUNS)
     given.sweep = config.runs(own, most) if config is not None and config.is_sweep else None
     return given
+
+
+def _suite_in_help(algorithm: type[Algorithm] | None, arguments: Sequence[str], env: object) -> str:
+    """Return the suite or kind whose preset the help shows; "" without help, or if it is not known.
+
+    To find the kind, an environment is built, but only if the user names it; `env` is the environment of the file.
+    """
+    if algorithm is None or not {"-h", "--help", "--help-all"} & set(arguments):
+        return ""
+    if wanted := _given(arguments, "--env"):
+        return suite_or_kind(registration_of(algorithm).name, with_code(algorithm, wanted, {})[0])
+    suite = suite_of(env)
+    return "" if suite is None else suite.name
 
 
 def _class_of(algorithm: str, file: ConfigFile | None, trust: Trust) -> type[Algorithm] | None:
@@ -236,14 +258,15 @@ def _given(arguments: Sequence[str], flag: str) -> str:
 
 
 def _parser(
-    command: str, verb: str, algorithm: tuple[str, type[Algorithm] | None], env: str, scheme: str, *, show_all: bool,
+    command: str, verb: str, algorithm: tuple[str, type[Algorithm] | None], suite: str, scheme: str, *, show_all: bool,
 ) -> Parser:
     name, own = algorithm
+    shown = f"the preset {suite!r} for this environment" if suite else "the algorithm; with --env ID, of its preset"
     parser = Parser(
         prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} --env ID [flags]",
         description=f"{verb} {name if own is None else own.__name__}. "
                     f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with "
-                    f"the defaults for this environment in brackets. A SCHEDULE is {FORMS}.",
+                    f"the defaults of {shown} in brackets. A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 success, 1 error during training, 2 error before training, 130 Ctrl-C, 143 SIGTERM.",
         known={} if own is None else known_names(own))
     parser.add_argument("algorithm", choices=[name], help=argparse.SUPPRESS)
@@ -259,6 +282,6 @@ def _parser(
     parser.add_argument("--help-all", action="help", help="show all flags instead of the common flags only, and exit")
     parser.add_argument("--json", action="store_true", help="print the run's figures as JSON, in the last line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    defaults = preset("" if own is None else registration_of(own).name, env)
+    defaults = preset("" if own is None else registration_of(own).name, suite)
     add_option_flags(parser, specs_of(own), {**named_settings(scheme), **defaults}, show_all=show_all)
     return parser

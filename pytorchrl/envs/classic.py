@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
-from pytorchrl.envs.suites import VEC_ENV_SIZE
+from pytorchrl.envs.suites import VEC_ENV_SIZE, is_made_by, suite
 from pytorchrl.support.untyped import OptionValue
 
 
+@suite("classic", has=is_made_by(*(f"gymnasium.envs.{name}" for name in ("classic_control", "toy_text", "phys2d",
+                                                                         "tabular"))))
 def classic_factory(env_id: str, vec_env_size: int = VEC_ENV_SIZE, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of classic control or toy text.
 

@@ -13,7 +13,7 @@ from pytorchrl.agent.env.aliases import EnvFn
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.building import PolicyOf
 from pytorchrl.agent.multi.env import MultiAgentVecEnv
-from pytorchrl.envs import atari, box2d, mujoco  # noqa: F401 - importing a suite registers it
+from pytorchrl.envs import atari, box2d, classic, mujoco  # noqa: F401 - importing a suite registers it
 from pytorchrl.envs.suites import VEC_ENV_SIZE, suite_of
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import OptionValue

@@ -15,8 +15,6 @@ F = TypeVar("F", bound=Callable[..., EnvFactory])
 
 VEC_ENV_SIZE = 8
 """Number of environments that the functions of suites build if the caller leaves `vec_env_size` out."""
-DEFAULT = "classic"
-"""Suite whose presets apply to environments that belong to no suite."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,10 @@ def suite_of(env: object) -> Suite | None:
     return next((suite for suite in reversed(_by_name.values()) if suite.has(own_id)), None)
 
 
-def is_made_by(package: str) -> Callable[[str], bool]:
-    """Return a function for `Suite.has` that checks whether an id's entry point in Gymnasium contains `package`."""
+def is_made_by(*packages: str) -> Callable[[str], bool]:
+    """Return a function for `Suite.has`: whether the entry point of an id contains the name of one of the packages."""
     def has(env_id: str) -> bool:
         spec = gym.registry.get(env_id)
-        return spec is not None and package in str(spec.entry_point)
+        return spec is not None and any(package in str(spec.entry_point) for package in packages)
 
     return has

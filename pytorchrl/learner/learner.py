@@ -53,6 +53,7 @@ class Learner:
             ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
         recipe: The arguments of `train`, as JSON, for `run.json`; None if the agent was composed in Python.
         run_name: Name of the run in a directory of runs, such as "dqn" in "runs/dqn-1". None: "run".
+        title: A line that is shown before training; None: no line.
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
@@ -66,7 +67,8 @@ class Learner:
     @checked_names
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
-        recipe: Mapping[str, object] | None = None, run_name: str | None = None, **options: OptionValue,
+        recipe: Mapping[str, object] | None = None, run_name: str | None = None, title: str | None = None,
+        **options: OptionValue,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -82,7 +84,7 @@ class Learner:
                                            resume=self.options.resume)
         self._files, self._evaluations = RunFiles(self.log_dir), EvaluationTimer(scheme, self.options.eval_timeout_s)
         self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
-        self._recipe, self._next_look = dict(recipe or {}), 0.0
+        self._recipe, self._title, self._next_look = dict(recipe or {}), title, 0.0
         self._state = State.NEW
         self._target = Target(scheme, self.target_steps)
         self._due = Due(self.target_steps, self.options.log_every, self.options.eval_every,
@@ -107,8 +109,8 @@ class Learner:
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
-            compiles = bool(getattr(self.scheme.agent.algo_factory.options, "compile", None))
-            self._progress = start_progress(self.log_dir, self.options.log_dir, compiles=compiles)
+            compiles = getattr(self.scheme.agent.algo_factory.options, "compile", False)
+            self._progress = start_progress(self._title, self.log_dir, self.options.log_dir, compiles=compiles)
         with self._files.resuming():
             self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._state = State.RUNNING

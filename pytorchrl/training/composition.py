@@ -20,7 +20,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
@@ -32,27 +32,26 @@ from pytorchrl.agent.options import Factory, options_class
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.callbacks.base import Callback
+from pytorchrl.envs import make_factory
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 from pytorchrl.support.code import Code, Trust, as_code, import_module, may_import, refusal
-from pytorchrl.support.numbers import plain
+from pytorchrl.support.numbers import check_whole, plain
 from pytorchrl.support.problems import Problems, problems_in
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training import presets
+from pytorchrl.training.presets import EnvMaker, EnvSource
 
 if TYPE_CHECKING:
     pass
 
-EnvSource = str | Code | Callable[..., object]
-"""The argument `env` of `train`: an id, or a function that makes one environment, or its name."""
-
 # Options that are renamed in `train`: for each part, a mapping from the name in the part to the name in `train`.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
-_NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
 _EVALUATION_ENVS = 8
+_NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
 _POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
 _KINDS = (None, "sequence", "batch")
@@ -125,6 +124,10 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
              "agent (independent), or a mapping from agent to policy."))
+    found.append(OptionSpec(
+        name="num_eval_envs", part="evaluation", own_name="num_eval_envs", hint=int, default=_EVALUATION_ENVS,
+        group="environments",
+        help="Largest number of environments that an evaluation steps together; never more than its episodes."))
     if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # else, `ReplayBuffer` declares the option
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
@@ -202,18 +205,22 @@ class Composition:
         agent: The agent; None if a part could not be built.
         scheme: Keyword arguments of the scheme.
         learner: Options of the learner, including `target_steps`.
+        preset: Name of the suite or the kind of environments whose preset completes the options; "" if there is none.
+        options: The user's options and those of the preset.
         problems: The problems found so far.
     """
 
     agent: Agent | None
     scheme: dict[str, OptionValue]
     learner: dict[str, OptionValue]
+    preset: str
+    options: dict[str, object]
     problems: Problems
 
 
 def with_code(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
-) -> tuple[str | Callable[..., object], dict[str, object]]:
+) -> tuple[EnvMaker, dict[str, object]]:
     """Return the environment and the options with the code that they name, which is imported.
 
     Raises:
@@ -262,7 +269,7 @@ def _imported(value: object, option: str) -> object:
         raise ConfigError(f"{code} cannot be built: {error}") from error
 
 
-def _environment(env: EnvSource) -> str | Callable[..., object]:
+def _environment(env: EnvSource) -> EnvMaker:
     """Return an environment that is named `module:name`: the id that the module registers, or the code."""
     code = as_code(env)
     if not isinstance(code, Code):
@@ -303,35 +310,56 @@ def compose_parts(
     """Complete and divide `options` as `compose` does, but return the problems of options instead of raising them."""
     registration = registration_of(algorithm)
     specs = _specs_of(registration)
-    chosen, problems = {**presets.preset(registration.name, env, options), **options}, Problems()
+    problems, own = Problems(), Problems()  # `own`: with the names of the parts
+    build = functools.partial(own.build, functools.partial(make_factory, env))
+    built: list[EnvFactory | None] = []
+
+    def read_spaces() -> EnvFactory | None:
+        built.append(build(_divided(specs, options)["environments"]))
+        return built[0]
+
+    suite = presets.suite_or_kind(registration.name, env, read_spaces)
+    preset = {name: option for name, option in presets.preset(registration.name, suite, options).items()
+              if name not in options}
+    chosen = {**preset, **options}
     for problem in problems_in(refuse_unknown, chosen, _known(registration)):
         problems.wrong(problem)
-    parts: dict[str, dict[str, OptionValue]] = {spec.part: {} for spec in specs.values()}
-    for name, value in chosen.items():
-        if name in specs:
-            parts[specs[name].part][specs[name].own_name] = value
-    own = Problems()  # with the names of the parts
-    agent = _agent(registration, env, parts, own)
+    parts, of_preset = _divided(specs, chosen), _divided(specs, preset)["environments"]
+    if not built:
+        built.append(build(parts["environments"]))
+    elif built[0] is not None:
+        # The number of environments does not change their spaces, so no further environment is built for it.
+        is_number = of_preset.keys() <= {"vec_env_size"}
+        built = [_with_options(built[0], **of_preset) if is_number else build(parts["environments"])]
+    agent = _agent(registration, built[0], parts, own)
     problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
     problems.ignore(own)
-    return Composition(agent, parts["scheme"], parts["learner"], problems)
+    return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
+
+
+def _divided(specs: Mapping[str, OptionSpec], options: Mapping[str, object]) -> dict[str, dict[str, OptionValue]]:
+    """Return the options of each part, under their names in the part; options without a part are left out."""
+    parts: dict[str, dict[str, OptionValue]] = {spec.part: {} for spec in specs.values()}
+    for name, value in options.items():
+        if name in specs:
+            parts[specs[name].part][specs[name].own_name] = value
+    return parts
 
 
 def _agent(
-    registration: Registration, env: str | Callable[..., object], parts: Mapping[str, dict[str, OptionValue]],
+    registration: Registration, train_envs: EnvFactory | None, parts: Mapping[str, dict[str, OptionValue]],
     problems: Problems,
 ) -> Agent | None:
     """Return the agent, whose wrong options are left out; None if a part cannot be built.
 
     If there are several policies, all use the same options.
     """
-    envs = problems.build(
-        lambda **own: presets.environments(env, own, _EVALUATION_ENVS), parts["environments"])
     algorithm = problems.build(registration.algorithm.create_factory, parts["algorithm"])
     storage = problems.build(lambda **own: storage_factory(registration, own), parts["storage"])
-    if envs is None:
+    number = problems.build(_checked_number, parts["evaluation"])
+    if train_envs is None or number is None:
         return None
-    train_envs, test_envs = envs
+    test_envs = _with_options(train_envs, vec_env_size=number)
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
     if isinstance(train_envs, MultiAgentEnvFactory):
@@ -348,6 +376,14 @@ def _agent(
     if algorithm is None or actor is None or storage is None:
         return None
     return Agent(algorithm, actor, storage, train_envs, test_envs)
+
+
+def _with_options(envs: EnvFactory, **options: object) -> EnvFactory:
+    return replace(envs, options=envs.options.replaced(**options))
+
+
+def _checked_number(num_eval_envs: object = _EVALUATION_ENVS) -> int:
+    return check_whole("num_eval_envs", num_eval_envs)
 
 
 def _several(

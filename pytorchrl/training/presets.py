@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import gymnasium as gym
+
+from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.env import EnvFactory
-from pytorchrl.agent.schedules import linear
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.schedules import Schedule, linear
 from pytorchrl.envs import make_factory
-from pytorchrl.envs.suites import DEFAULT, suite_of
-from pytorchrl.support.untyped import OptionValue
+from pytorchrl.envs.suites import suite_of
+from pytorchrl.support.code import Code
+from pytorchrl.support.untyped import DataOfAgent
+
+EnvMaker = str | Callable[..., object]
+"""An id, or a function that makes one environment."""
+EnvSource = EnvMaker | Code
+"""The argument `env` of `train`: an id, or a function that makes one environment, or its name."""
 
 # Defaults of `atari_factory`, repeated here so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
@@ -132,6 +142,49 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
 }
 
 
+# Environments that belong to no suite have a kind, which depends on their spaces. The settings of a kind are not tuned
+# for a task: they are those of the papers, with a constant learning rate, because nobody knows how many steps the task
+# needs.
+KINDS: Mapping[str, str] = MappingProxyType({
+    "images": "observations of images", "continuous": "continuous actions, no images",
+    "vectors": "discrete actions, no images"})
+"""What characterizes each kind of environments."""
+_STEPS_OF_KIND = {"images": 1_000_000, "continuous": 1_000_000, "vectors": 200_000}
+_EXPLORATION = ("start_steps", "epsilon_steps", "final_epsilon")  # tuned for 10 million steps of Atari
+
+
+def _of_kind(algorithm: str, suite: str, kind: str, without: Sequence[str] = (), **own: object) -> None:
+    """Register the settings of a suite for a kind: without the suite's reward and time scale, at the first `lr`."""
+    found = {name: option.values[0] if isinstance(option, Schedule) else option
+             for name, option in _presets[algorithm, suite].items() if name not in (*_ATARI, *without)}
+    _presets[algorithm, kind] = {**found, "target_steps": _STEPS_OF_KIND[kind], **own}
+
+
+for _name in ("ppo", "a2c", "impala", "appo", "sac", "td3", "ddpg"):
+    _of_kind(_name, "mujoco", "continuous")
+for _name in ("ppo", "a2c", "impala", "appo"):
+    _of_kind(_name, "atari", "images")
+for _name in ("dqn", "r2d2", "sac"):
+    _of_kind(_name, "atari", "images", _EXPLORATION, start_steps=10_000)
+for _name in ("td3", "ddpg"):
+    _of_kind(_name, "mujoco", "images", replay_size=100_000)
+_of_kind("a2c", "box2d", "vectors")
+_of_kind("sac", "atari", "vectors", start_steps=5000)
+_of_kind("dqn", "atari", "vectors", _EXPLORATION, start_steps=1000, epsilon_steps=20_000)
+_presets |= {
+    ("ppo", "vectors"): {"num_envs": 8, "num_steps": 128},
+    ("impala", "vectors"): {"num_envs": 8, "num_steps": 32},
+    ("appo", "vectors"): {"num_envs": 8, "num_steps": 64},
+    # The sequences of the paper (80 steps, of which 40 are burn-in) would give 200,000 steps too few updates.
+    ("r2d2", "vectors"): {
+        **_MEMORY, "num_envs": 4, "num_steps": 16, "replay_size": 100_000, "start_steps": 5000, "update_every": 64,
+        "num_updates": 1, "mini_batch_size": 32, "length": 40, "burn_in": 20, "period": 20,
+        "target_update_interval": 400},
+}
+for _name in ("ppo", "impala", "appo", "r2d2"):
+    _of_kind(_name, "vectors", "vectors")
+
+
 def register(algorithm: str, suite: str, options: Mapping[str, object]) -> None:
     """Register the default options of an algorithm for a suite of environments; the user's options override them.
 
@@ -139,8 +192,8 @@ def register(algorithm: str, suite: str, options: Mapping[str, object]) -> None:
 
     Args:
         algorithm: Name under which the algorithm is registered.
-        suite: Name of a suite: "classic", "box2d", "mujoco", "atari", or a suite that the user has registered. The
-            presets of "classic" also apply to environments that belong to no suite.
+        suite: Name of a suite ("classic", "box2d", "mujoco", "atari", or a suite that the user has registered), or a
+            key of `KINDS`, for environments that belong to no suite.
         options: Options of `train`, by name.
     """
     _presets[algorithm, suite] = MappingProxyType(dict(options))
@@ -151,15 +204,47 @@ def registered() -> Mapping[tuple[str, str], Mapping[str, object]]:
     return MappingProxyType(_presets)
 
 
+def is_registered(algorithm: str, suite: str) -> bool:
+    """Return whether there is a preset for an algorithm and a suite or kind of environments."""
+    return (algorithm, suite) in _presets
+
+
+def kind_of(envs: EnvFactory) -> str:
+    """Return the kind of environments, a key of `KINDS`."""
+    spaces: DataOfAgent = envs.observation_space, envs.action_space
+    observations, actions = (  # of all policies
+        ([*each.values()] if isinstance(envs, MultiAgentEnvFactory) else [each]) for each in spaces)
+    if any(is_image(leaf) for leaves in observations for leaf in leaves.values()):
+        return "images"
+    return "continuous" if all(isinstance(space, gym.spaces.Box) for space in actions) else "vectors"
+
+
+def suite_or_kind(algorithm: str, env: EnvMaker, envs: Callable[[], EnvFactory | None] | None = None) -> str:
+    """Return the suite of the environments if it has a preset for the algorithm, otherwise their kind.
+
+    Args:
+        algorithm: Name of the algorithm.
+        env: An id, or a function that makes one environment.
+        envs: Function that returns the factory of the environments, or None if it cannot be built; it is called only if
+            the kind matters. None: one environment is built to read its spaces.
+    """
+    suite = suite_of(env)
+    if suite is not None and is_registered(algorithm, suite.name):
+        return suite.name
+    if not any(is_registered(algorithm, kind) for kind in KINDS):
+        return ""
+    factory = make_factory(env) if envs is None else envs()
+    return "vectors" if factory is None else kind_of(factory)
+
+
 def preset(
-    algorithm: str, env: str | Callable[..., object], options: Mapping[str, object] = MappingProxyType({}),
+    algorithm: str, suite: str, options: Mapping[str, object] = MappingProxyType({}),
 ) -> dict[str, object]:
-    """Return the preset for an algorithm and an environment; empty if none is registered.
+    """Return the preset for an algorithm and a suite or kind of environments; empty if none is registered.
 
     The preset omits options that would have no effect together with the user's `options`.
     """
-    suite = suite_of(env)
-    found = dict(_presets.get((algorithm, DEFAULT if suite is None else suite.name), {}))
+    found = dict(_presets.get((algorithm, suite), {}))
     if options.get("epsilon_per_worker"):
         found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon",
                                                                               "epsilon_steps")}
@@ -169,11 +254,3 @@ def preset(
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
     return found
-
-
-def environments(
-    env: str | Callable[..., object], options: Mapping[str, OptionValue], num_test_envs: int,
-) -> tuple[EnvFactory, EnvFactory]:
-    """Return factories of training and of evaluation environments. To read the spaces, one environment is built."""
-    train = make_factory(env, **options)
-    return train, train.with_options(vec_env_size=num_test_envs)

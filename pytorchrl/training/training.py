@@ -14,15 +14,17 @@ import torch
 
 from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, MemoryState
 from pytorchrl.agent.algorithms import Algorithm
-from pytorchrl.agent.algorithms.registry import registration_of
+from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import build_options
 from pytorchrl.agent.policy import Policy
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import CheckpointError, ConfigError, Problem, WeightsError
 from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
@@ -37,7 +39,8 @@ from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
-from pytorchrl.training.composition import Composition, EnvSource, compose_parts, option_specs, with_code
+from pytorchrl.training.composition import Composition, compose_parts, option_specs, with_code
+from pytorchrl.training.presets import EnvSource
 from pytorchrl.training.strangers import BoundedTensors
 
 # Options that are not written to `run.json`, because callbacks are code.
@@ -53,21 +56,37 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     """Return a learner that has not started, and its agent; the options are those of `train`."""
     registration = registration_of(algorithm)
     source, (env, options) = env, with_code(registration.algorithm, env, options)
-    scheme, agent, learner_options = _checked(compose_parts(registration.algorithm, env, options))
-    log_dir, hints = learner_options.get("log_dir"), option_specs(registration.algorithm)
-    given = {name: without_numpy(hints[name].hint, value) for name, value in options.items()
-             if name not in _OF_CALLBACKS}
+    composition = compose_parts(registration.algorithm, env, options)
+    scheme, agent, learner_options = _checked(composition)
+    log_dir = learner_options.get("log_dir")
     recipe = {}
     if log_dir is not None or learner_options.get("callbacks"):  # for `run.json`, and for trackers
-        recipe = recipes.describe(registration, source, {**presets.preset(registration.name, env, given), **given})
+        specs = option_specs(registration.algorithm)
+        recipe = recipes.describe(registration, source, {
+            name: without_numpy(specs[name].hint, value) for name, value in composition.options.items()
+            if name not in _OF_CALLBACKS})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
-    learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
+    learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, composition),
+                      **learner_options)
     if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
         monitored = _monitored(agent.train_envs_factory, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
+
+
+def _title(registration: Registration, composition: Composition) -> str:
+    """Return a line that names the preset, the env steps and the learning rates, and says where all options stand."""
+    name, options, specs = composition.preset, composition.options, option_specs(registration.algorithm)
+    rates = [f"{rate}={to_python(value)}{'' if isinstance(value, Schedule) else ' (constant)'}"
+             for rate in ("lr", "lr_q", "lr_pi") if rate in specs
+             for value in [options.get(rate, specs[rate].default)]]
+    kind = f" ({presets.KINDS[name]})" if name in presets.KINDS else ""
+    preset = f"preset {name!r}{kind}" if name else "no preset"
+    where = f"; all its options: --help or presets.preset({registration.name!r}, {name!r})" if name else ""
+    steps = f"{composition.learner['target_steps']:,} env steps"
+    return f"{registration.label}, {preset}: {', '.join([steps, *rates])}{where}"
 
 
 def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionValue]]:

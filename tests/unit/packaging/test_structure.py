@@ -30,7 +30,6 @@ LONGEST_FILE, LONGEST_FUNCTION, LONGEST_LINE, SHORT_FILE = 700, 60, 120, 60
 SHORT_MODULES = {
     "pytorchrl.agent.algorithms.impala": "each algorithm has a module, in which a reader finds its whole loss",
     "pytorchrl.agent.storages.vtrace": "each public storage has a module",
-    "pytorchrl.envs.classic": "each suite of environments has a module, because most need a package of their own",
 }
 # This storage accepts the arguments of every storage and ignores them.
 UNTYPED_KEYWORDS = {"pytorchrl.scheme.replay.rollouts.__init__"}

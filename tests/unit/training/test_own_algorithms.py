@@ -156,9 +156,8 @@ def test_a_missing_option_has_its_name_in_train():
 def test_user_defined_presets_apply_unless_options_are_given():
     algorithm("own", storage=pytorchrl.GAEBuffer)(type("Own", (A2C,), {}))
     presets.register("own", "classic", {"num_steps": 7, "lr": 0.5})
-    found = presets.preset("own", "CartPole-v1")
-    assert found == {"num_steps": 7, "lr": 0.5}
-    assert presets.preset("own", "ALE/Pong-v5") == {}
+    assert presets.preset("own", "classic") == {"num_steps": 7, "lr": 0.5}
+    assert presets.preset("own", "atari") == {}
     agent, _, _ = pytorchrl.training.composition.compose("own", "CartPole-v1", {"lr": 0.25})
     assert (agent.storage_factory.options.size, agent.algo_factory.options.lr) == (7, 0.25)
     presets.register("own", "classic", {"num_stps": 7})

@@ -18,7 +18,7 @@ from pytorchrl.analysis import read_run
 from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.algorithms.registry import registered, registration_of
 from pytorchrl.training.composition import compose, option_specs
-from pytorchrl.envs.suites import DEFAULT, suite_of
+from pytorchrl.envs.suites import suite_of
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import read_json
@@ -59,10 +59,10 @@ PARTS = {"algorithm": "algo_factory", "storage": "storage_factory", "actor": "ac
 def test_every_option_reaches_its_part(monkeypatch, name):
     spec = option_specs("ppo")[name]
     value = OTHER[name]
-    assert value != presets.preset("ppo", "CartPole-v1").get(name, spec.default)
+    assert value != presets.preset("ppo", "classic").get(name, spec.default)
     envs = compose("ppo", "CartPole-v1", {})[0].train_envs_factory
     # To save time, the options of an existing factory are replaced; a new factory would build an environment.
-    monkeypatch.setattr("pytorchrl.training.presets.make_factory", lambda _env, **options: dataclasses.replace(
+    monkeypatch.setattr("pytorchrl.training.composition.make_factory", lambda _env, **options: dataclasses.replace(
         envs, options=dataclasses.replace(envs.options, **options)))
     agent = compose("ppo", "CartPole-v1", {**NEEDED.get(name, {}), name: value})[0]
     assert getattr(getattr(agent, PARTS[spec.part]).options, spec.own_name) == value
@@ -235,11 +235,11 @@ def test_storage_options_are_those_of_the_algorithms_storage():
 
 @pytest.mark.parametrize(("env", "suite"), [
     ("CartPole-v1", "classic"), ("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("ALE/Pong-v5", "atari"),
-    ("ale_py:ALE/Pong-v5", "atari"), ("nothing-v0", "classic"), (lambda: None, "classic"),
+    ("ale_py:ALE/Pong-v5", "atari"), ("FrozenLake-v1", "classic"), ("nothing-v0", None), (lambda: None, None),
 ])
 def test_suite_of_an_environment(env, suite):
     found = suite_of(env)
-    assert (DEFAULT if found is None else found.name) == suite
+    assert (None if found is None else found.name) == suite
 
 
 def test_train_returns_an_agent_that_plays_and_saves(tmp_path):

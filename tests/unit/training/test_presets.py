@@ -1,0 +1,159 @@
+"""Test which preset applies to which environments, and that the run says so."""
+
+from __future__ import annotations
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+from pytorchrl.agent.schedules import Schedule
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
+from pytorchrl.errors import ConfigError
+from pytorchrl.training import presets
+from pytorchrl.training.composition import compose, compose_parts, option_specs
+from pytorchrl.training.training import make_learner, train
+
+VECTOR, GOAL = Box(-10, 10, (3,), np.float64), Box(-1, 1, (2,), np.float64)
+IMAGE, CHANNELS_FIRST = Box(0, 255, (40, 44, 3), np.uint8), Box(0, 255, (3, 40, 44), np.uint8)
+TORQUES, BUTTONS = Box(-1, 1, (2,), np.float32), Discrete(3)
+
+
+class Any(gym.Env):
+    """An environment with any spaces, and episodes of ten steps."""
+
+    built = 0
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+        type(self).built += 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self._steps += 1
+        return self.observation_space.sample(), 0.5, self._steps == 10, False, {}
+
+
+def env_with(observation_space, action_space):
+    return functools.partial(Any, observation_space, action_space)
+
+
+SPACES = [  # kind of environments, observations, actions
+    ("continuous", VECTOR, TORQUES),
+    ("continuous", Dict(observation=VECTOR, desired_goal=GOAL, achieved_goal=GOAL), TORQUES),
+    ("images", IMAGE, BUTTONS),
+    ("images", CHANNELS_FIRST, BUTTONS),
+    ("images", IMAGE, TORQUES),
+    ("images", Dict(camera=IMAGE, speed=VECTOR), TORQUES),
+    ("vectors", VECTOR, BUTTONS),
+    ("vectors", Discrete(5), BUTTONS),
+    ("vectors", VECTOR, MultiDiscrete([2, 3])),
+    ("vectors", Box(0, 255, (3, 4, 5), np.uint8), BUTTONS),  # too small to be an image
+]
+
+
+def test_the_kind_of_an_environment_follows_from_its_spaces():
+    for kind, observations, actions in SPACES:
+        found = compose_parts("ppo", env_with(observations, actions), {})
+        assert (found.preset, found.problems.found) == (kind, []), (observations, actions)
+        assert {name: found.options[name] for name in presets.preset("ppo", kind)} == presets.preset("ppo", kind)
+        assert found.agent.train_envs_factory.num_envs == presets.preset("ppo", kind)["num_envs"]
+
+
+def test_environments_that_people_bring_do_not_get_the_options_of_cartpole():
+    continuous = compose("ppo", env_with(VECTOR, TORQUES), {})
+    assert (continuous[0].algo_factory.options.gamma, continuous[0].storage_factory.options.gae_lambda) == (0.99, 0.95)
+    assert continuous[0].algo_factory.options.lr == 3e-4
+    assert continuous[0].actor_factory.options.normalize_obs
+    assert continuous[2]["target_steps"] == 1_000_000
+    for name in ("sac", "td3"):
+        agent, _, learner = compose(name, env_with(VECTOR, TORQUES), {})
+        assert (agent.algo_factory.options.gamma, agent.algo_factory.options.mini_batch_size) == (0.99, 256)
+        assert (agent.storage_factory.options.size, learner["target_steps"]) == (1_000_000, 1_000_000)
+        assert agent.actor_factory.options.hidden_sizes == (256, 256)
+    agent, _, learner = compose("ppo", env_with(IMAGE, BUTTONS), {})
+    assert (agent.algo_factory.options.clip_param, learner["target_steps"]) == (0.1, 1_000_000)
+    assert agent.train_envs_factory.options.reward_transform is None
+    assert not agent.train_envs_factory.options.end_on_life_loss
+    assert compose("ppo", env_with(VECTOR, BUTTONS), {})[2]["target_steps"] == 200_000
+    assert compose("ppo", CountingEnv, {})[0].algo_factory.options.gamma == 0.99
+
+
+def test_no_kind_has_a_schedule_or_options_of_another_suite():
+    of_atari = {"backend", "reward_transform", "end_on_life_loss"}
+    for (algorithm, suite), options in presets.registered().items():
+        if suite in presets.KINDS:
+            assert not [name for name, value in options.items() if isinstance(value, Schedule)], (algorithm, suite)
+            assert not of_atari & set(options), (algorithm, suite)
+            assert options["target_steps"] == (200_000 if suite == "vectors" else 1_000_000)
+    kinds = {algorithm: {suite for name, suite in presets.registered() if name == algorithm and suite in presets.KINDS}
+             for algorithm in ("ppo", "a2c", "impala", "appo", "dqn", "r2d2", "sac", "td3", "ddpg")}
+    assert kinds == {**dict.fromkeys(("ppo", "a2c", "impala", "appo", "sac"), set(presets.KINDS)),
+                     **dict.fromkeys(("dqn", "r2d2"), {"images", "vectors"}),
+                     **dict.fromkeys(("td3", "ddpg"), {"images", "continuous"})}
+
+
+def test_every_preset_of_a_kind_trains():
+    small = {"hidden_sizes": (8,), "target_steps": 40, "num_steps": 10, "num_envs": 1, "progress": False, "seed": 1}
+    replay = {"start_steps": 10, "update_every": 10, "num_updates": 1, "replay_size": 200, "mini_batch_size": 8}
+    cases = {"continuous": (SPACES[1], SPACES[0]), "images": (SPACES[2], SPACES[5]), "vectors": (SPACES[6], SPACES[6])}
+    for algorithm, kind in presets.registered():
+        if kind in presets.KINDS and algorithm != "r2d2":
+            of_replay = "start_steps" in presets.registered()[algorithm, kind]
+            own = replay if of_replay else {"num_epochs": 1, "num_mini_batch": 1}
+            _, *spaces = cases[kind][algorithm in ("td3", "ddpg", "sac")]
+            agent = train(algorithm, env_with(*spaces), **{**small, **own})
+            assert agent.summary["updates"] >= 1, (algorithm, kind)
+
+
+def test_one_environment_is_built_to_read_the_spaces():
+    before = Any.built
+    make_learner("ppo", env_with(VECTOR, BUTTONS), progress=False)
+    assert Any.built == before + 1
+
+
+def test_a_registered_preset_of_a_kind_also_sets_environment_options():
+    kept = presets.registered()["a2c", "images"]
+    presets.register("a2c", "images", {**kept, "frame_stack": 2})
+    try:
+        agent, _, _ = compose("a2c", env_with(IMAGE, BUTTONS), {})
+        assert agent.train_envs_factory.observation_space["obs"].shape == (6, 40, 44)
+        agent, _, _ = compose("a2c", env_with(IMAGE, BUTTONS), {"frame_stack": 3})
+        assert agent.train_envs_factory.observation_space["obs"].shape == (9, 40, 44)
+    finally:
+        presets.register("a2c", "images", kept)
+
+
+def test_several_agents_have_the_kind_of_their_spaces():
+    assert compose_parts("ppo", MatchingGame, {"policies": "shared"}).preset == "vectors"
+
+
+def test_wrong_options_of_environments_without_a_suite_are_reported_with_those_of_other_parts():
+    with pytest.raises(ConfigError, match=r"(?s)num_envs must be .*lr must be .*num_eval_envs must be "):
+        train("ppo", env_with(VECTOR, BUTTONS), num_envs=0, lr=-1.0, num_eval_envs=0)
+
+
+def test_the_first_line_names_the_preset_the_target_and_where_the_options_stand(capsys):
+    train("ppo", env_with(VECTOR, BUTTONS), target_steps=1024, num_epochs=1)
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line == ("ppo, preset 'vectors' (discrete actions, no images): 1,024 env steps, lr=0.0003 (constant); all its "
+                    "options: --help or presets.preset('ppo', 'vectors')")
+    train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1)
+    assert capsys.readouterr().err.startswith(
+        "ppo, preset 'classic': 1,024 env steps, lr=linear(0.001, 0.0); all its options:")
+    train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_every_algorithm_has_the_option_for_the_number_of_evaluation_environments():
+    agent, _, _ = compose("dqn", "CartPole-v1", {"num_eval_envs": 3})
+    assert agent.test_envs_factory.num_envs == 3
+    assert agent.train_envs_factory.num_envs == 1
+    assert option_specs("dqn")["num_eval_envs"].default == 8
+    assert compose("dqn", "CartPole-v1", {})[0].test_envs_factory.num_envs == 8
