@@ -10,6 +10,9 @@ games.
 
 Options that need single environments, such as `wrappers`, need `backend="sync"` or `"async"`. The games are then
 preprocessed in the same way by Gymnasium's wrappers, which is slower.
+
+The ids of papers, such as "BreakoutNoFrameskip-v4", stand for the same environments as "ALE/Breakout-v5" here. The
+older ids "Breakout-v0" and "Breakout-v4" skip frames at random, so they are refused.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ import gymnasium as gym
 import numpy as np
 
 from pytorchrl.agent.env.aliases import AnyEnv, AnyWrapper, EnvKwargs, Info, ResetResult
+from pytorchrl.agent.env.single import OLD_ID
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import VEC_ENV_SIZE, suite
+from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import OptionValue
 
 _STICKY_PROBABILITY = 0.25  # Machado et al. 2018, section 5
@@ -46,7 +51,37 @@ def preprocessed(env: AnyEnv) -> AnyEnv:
     return _FireReset(gym.wrappers.AtariPreprocessing(env, noop_max=_NOOP_MAX, grayscale_newaxis=True))
 
 
-@suite("atari", has=lambda env_id: env_id.startswith("ALE/"))
+def _has(env_id: str) -> bool:
+    """Return whether an id is one of ALE, or an older id of a game that ALE has; nothing is imported."""
+    old = OLD_ID.fullmatch(env_id)
+    if old is None or env_id.startswith("ALE/"):
+        return old is None and env_id.startswith("ALE/")
+    registered = gym.registry.get(env_id)
+    if registered is not None:
+        return "ale_py" in str(registered.entry_point)
+    return old["frames"] is not None or f"ALE/{old['game']}-v5" in gym.registry
+
+
+def _id_of_ale(env_id: str) -> str:
+    """Return the id of ALE for an older id.
+
+    Raises:
+        ConfigError: The older id stands for other environments.
+    """
+    module, _, name = env_id.rpartition(":")
+    old = OLD_ID.fullmatch(name)
+    if old is None:
+        return env_id
+    wanted = f"ALE/{old['game']}-v5"
+    if (old["frames"], old["version"]) not in (("NoFrameskip", "4"), (None, "5")):
+        sticky = " with sticky=True" if old["version"] == "0" else ""
+        raise ConfigError(f"{env_id!r} is an old id of Atari, whose environments differ from those of papers; did you "
+                          f"mean {wanted!r}{sticky}? To train on it nevertheless, pass a function, such as lambda: "
+                          f"gymnasium.make({name!r})")
+    return f"{module}:{wanted}" if module else wanted
+
+
+@suite("atari", has=_has)
 def atari_factory(
     env_id: str,
     vec_env_size: int = VEC_ENV_SIZE,
@@ -60,7 +95,7 @@ def atari_factory(
     """Return a factory of environments of one game.
 
     Args:
-        env_id: The id, such as "ALE/Pong-v5"; only the name of the game is used.
+        env_id: The id, such as "ALE/Pong-v5" or "PongNoFrameskip-v4"; only the name of the game is used.
         vec_env_size: Number of games stepped together.
         sticky: Whether each frame repeats the previous action with probability 0.25, in training and in tests.
         end_on_life_loss: Whether a lost life is a termination in training.
@@ -70,8 +105,9 @@ def atari_factory(
         options: Further fields of `VecEnv.Options`.
 
     Raises:
-        ConfigError: The game is unknown, or ale-py is not installed.
+        ConfigError: The game is unknown, ale-py is not installed, or the id stands for other environments.
     """
+    env_id = _id_of_ale(env_id) if isinstance(env_id, str) else env_id
     sticking = _STICKY_PROBABILITY if sticky else 0.0
     if options.get("backend") in ("sync", "async"):
         single: EnvKwargs = {"frameskip": 1, "repeat_action_probability": sticking}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import difflib
 import functools
 import importlib
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +37,21 @@ TURN_BASED = (
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
+# Beginning of ids -> the module that registers such ids when it is imported, and the package that contains the module.
+_PACKAGES: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("Fetch", "HandReach", "HandManipulate", "AdroitHand", "FrankaKitchen", "PointMaze", "AntMaze"),
+                    ("gymnasium_robotics", "gymnasium-robotics")),
+    **dict.fromkeys(("MiniGrid-", "BabyAI-"), ("minigrid", "minigrid")),
+    **dict.fromkeys(("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-"),
+                    ("highway_env", "highway-env")),
+    **dict.fromkeys(("dm_control/", "OpenSpiel", "Bsuite"), ("shimmy", "shimmy")),
+    "MiniWorld-": ("miniworld", "miniworld"), "mo-": ("mo_gymnasium", "mo-gymnasium"),
+    "FlappyBird-": ("flappy_bird_gymnasium", "flappy-bird-gymnasium"), "PyFlyt/": ("PyFlyt.gym_envs", "PyFlyt"),
+    "Stable-Retro": ("stable_retro", "stable-retro"), "myo": ("myosuite", "myosuite"),
+    "Panda": ("panda_gym", "panda-gym"),
+}
+OLD_ID = re.compile(r"(?P<game>[A-Z][A-Za-z]*?)(?P<frames>NoFrameskip|Deterministic)?-v(?P<version>[045])")
+"""Form of the older ids of Atari, such as "BreakoutNoFrameskip-v4", "BreakoutDeterministic-v0" and "Breakout-v4"."""
 # Text in the entry point or the import error of an environment -> the extra that installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
@@ -86,13 +103,28 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     try:
         return gym.spec(name)  # raises an error that says why the id is unknown
     except gym.error.Error as failure:
-        near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else (
-            "is its package imported? Name an environment of your own 'module:id', where the module registers the id "
-            "with gymnasium.register, or pass its class in Python.")
-        if not near and "/" in name and name.replace("/", "").isidentifier():
-            hint += f" A module of PettingZoo is named with dots, {name.replace('/', '.')!r}"
-        raise ConfigError(f"there is no environment {env_id!r}; {hint} ({failure})") from failure
+        raise ConfigError(f"there is no environment {env_id!r}; {_advice(name)} ({failure})") from failure
+
+
+def _advice(name: str) -> str:
+    """Return what to do about an unknown id: similar ids, and how the ids of other packages are written."""
+    near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
+    if (old := OLD_ID.fullmatch(name)) is not None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ale_py")  # registers its ids
+        of_ale = f"ALE/{old['game']}-v5"
+        near = [of_ale] if of_ale in gym.registry else near
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    found = next((place for start, place in _PACKAGES.items() if name.startswith(start)), None)
+    if found is not None:
+        module, package = found
+        return (f"{meant}Ids like this one are registered by {module}: write '{module}:{name}'; if it is not "
+                f"installed, pip install {package}")
+    hint = ("Is its package imported? Name an environment of another package or of your own 'module:id', where the "
+            "module registers the id with gymnasium.register, or pass its class in Python.")
+    if "/" in name and name.replace("/", "").isidentifier():
+        hint += f" A module of PettingZoo is named with dots, {name.replace('/', '.')!r}"
+    return meant + hint
 
 
 def registered_spec(env_fn: EnvFn) -> EnvSpec | None:

@@ -1,3 +1,5 @@
+import re
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -5,6 +7,7 @@ import pytest
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.envs import atari_factory, box2d_factory, classic_factory, make_factory, mujoco_factory
 from pytorchrl.envs.lookup import names_module
+from pytorchrl.envs.suites import suite_of
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 
@@ -34,6 +37,42 @@ def test_make_factory_picks_the_suite_by_id():
         make_factory("ALE/Pongo-v5", 2)
     with pytest.raises(ConfigError, match="CartPole-v1"):
         make_factory("CartPole-v11", 2)
+
+
+def test_the_ids_of_papers_are_recognized_as_games_of_atari():
+    gym.register_envs(pytest.importorskip("ale_py"))
+    for name in ("BreakoutNoFrameskip-v4", "ale_py:BreakoutNoFrameskip-v4", "Breakout-v5"):
+        factory = make_factory(name, 2)
+        assert factory.observation_space["obs"].shape == (4, 84, 84), name
+        assert factory.options.reward_transform == "sign"
+        assert factory.options.env_kwargs["repeat_action_probability"] == 0.0
+    for name in ("PongNoFrameskip-v4", "ALE/Pong-v5", "SpaceInvaders-v5", "SpaceInvadersNoFrameskip-v4"):
+        assert suite_of(name).name == "atari", name
+    for name in ("CartPole-v0", "CartPole-v1", "Taxi-v4", "Acrobot-v5", "LunarLander-v3", "Hopper-v4", "Ant-v5"):
+        assert suite_of(name) is None or suite_of(name).name != "atari", name
+
+
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("Breakout-v0", "'ALE/Breakout-v5' with sticky=True?"), ("Breakout-v4", "'ALE/Breakout-v5'?"),
+    ("BreakoutNoFrameskip-v0", "'ALE/Breakout-v5' with sticky=True?"), ("PongDeterministic-v4", "'ALE/Pong-v5'?"),
+    ("ale_py:Pong-v4", "'ALE/Pong-v5'?"),
+])
+def test_old_ids_of_other_atari_environments_are_refused_with_the_id_of_ale(name, wanted):
+    gym.register_envs(pytest.importorskip("ale_py"))
+    with pytest.raises(ConfigError, match=re.escape(f"did you mean {wanted} To train on it nevertheless")):
+        make_factory(name, 2)
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("FetchReach-v4", "write 'gymnasium_robotics:FetchReach-v4'; .* pip install gymnasium-robotics"),
+    ("MiniGrid-Empty-5x5-v0", "write 'minigrid:MiniGrid-Empty-5x5-v0'"),
+    ("highway-fast-v0", "write 'highway_env:highway-fast-v0'"), ("mo-lunar-lander-v3", "'mo_gymnasium:mo-lunar-lander"),
+    ("dm_control/cartpole-swingup-v0", "write 'shimmy:dm_control/"),
+    ("CartPoly-v1", "did you mean 'CartPole-v1'.* Is its package imported[?] .*'module:id'"),
+])
+def test_an_unknown_id_says_how_ids_of_other_packages_are_written(name, message):
+    with pytest.raises(ConfigError, match=message):
+        make_factory(name, 2)
 
 
 @pytest.mark.parametrize(("name", "is_module"), [

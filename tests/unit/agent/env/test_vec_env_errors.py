@@ -38,7 +38,7 @@ def test_unsupported_spaces_are_reported():
 @pytest.mark.parametrize(("options", "match"), [
     ({"env_fn": "CartPole-v9"}, "did you mean 'CartPole-v1'"),
     ({"env_fn": "CartPol-v1"}, "did you mean 'CartPole-v1'"),
-    ({"env_fn": "Qqqq"}, "is its package imported.*'module:id', where the module registers the id"),
+    ({"env_fn": "Qqqq"}, "Is its package imported.*'module:id', where the module registers the id"),
     ({"env_fn": "ALE/Pong-v6"}, "'ALE/Pong-v5'"),
     ({"env_fn": "no_such_module_here:Env-v0"}, "no_such_module_here"),
     ({"env_fn": CountingEnv()}, "env_fn must be"),
