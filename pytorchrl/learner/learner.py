@@ -109,11 +109,12 @@ class Learner:
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
-            compiles = getattr(self.scheme.agent.algo_factory.options, "compile", False)
-            self._progress = start_progress(self._title, self.log_dir, self.options.log_dir, compiles=compiles)
+            self._progress = start_progress(self._title, self.log_dir, self.options.log_dir)
         with self._files.resuming():
             self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._state = State.RUNNING
+        if self._progress is not None and any(self.scheme.agent.choices["compile"].values()):
+            self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
         self._next_look = time.perf_counter()
         self._measured.start(self._next_look, self._resumed)

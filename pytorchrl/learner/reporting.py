@@ -417,19 +417,15 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
     return _RichLine(Rich(*columns, console=Console(file=stream), auto_refresh=False))
 
 
-def start_progress(
-    title: str | None, log_dir: Path | None, given: str | os.PathLike[str] | None, *, compiles: bool,
-) -> Progress:
-    """Return a new progress line, and show the title and up to two notes before training.
+def start_progress(title: str | None, log_dir: Path | None, given: str | os.PathLike[str] | None) -> Progress:
+    """Return a new progress line, and show up to two lines before training.
 
-    `log_dir` is the directory of the run, and `given` is the path that the user passed. If the two differ, a note names
-    `log_dir`. If `compiles` is true, a note says that the first updates take longer.
+    The first line is `title`, unless it is None. `log_dir` is the directory of the run, and `given` is the path that
+    the user passed. If the two differ, the second line names `log_dir`.
     """
     progress = Progress()
     if title is not None:
         progress.announce(title, keep=True)
     if log_dir is not None and log_dir != Path(given or "").expanduser():
         progress.announce(f"run in {log_dir}", keep=True)
-    if compiles:
-        progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
     return progress

@@ -7,7 +7,6 @@ takes. This module adds the advice for each part.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,12 +15,15 @@ import torch
 from pytorchrl.monitor.time_shares import TimeS, ValuesByName, bottleneck, grads_are_free, is_async, shares
 from pytorchrl.scheme import PARALLEL, Scheme
 from pytorchrl.scheme.options.settings import default_of_keyword
+from pytorchrl.support.cores import usable_cores
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 
 _Condition = Callable[[ValuesByName], bool]
 
 # Smallest rollout, in bytes, for which compression saves time.
 _LARGE_ROLLOUT = 1e6
+# Options that start more processes.
+_PROCESSES = ("num_col_workers", "num_grad_workers", "num_replay_workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,11 @@ TIPS: tuple[Tip, ...] = (
         "let more processes prepare batches in parallel: raise {flag}, now {value}"),
     Tip("gradients/grad", "device", "a GPU is idle: {flag} cuda:0",
         lambda options: options["gpus"] and options.get("device") in (None, "cpu")),
+    Tip("gradients/grad", "compile", "compile losses and gradients, which pays off in long runs: {flag}",
+        _can_compile),
     Tip("gradients/grad", "num_grad_workers",
         "let more processes compute gradients in parallel: raise {flag}, now {value}",
         _has_free_cores),
-    Tip("gradients/grad", "compile", "compile losses and gradients: {flag}", _can_compile),
     Tip("gradients/grad", "mixed_precision", "run networks in bfloat16 where that is faster: {flag} auto",
         _is_off("mixed_precision")),
     Tip("gradients/grad", "num_epochs", "fewer passes over each rollout: lower {flag}, now {value}",
@@ -196,7 +199,7 @@ def explain(
     Args:
         metrics: The result of `Scheme.metrics()`, or of `between` for two such results.
         options: All options in force (see `options_of`); None: the scheme is assumed to be synchronous and central.
-        cores: CPU cores of all machines; None: the cores of this machine.
+        cores: CPU cores of all machines; None: the cores that this process may use.
         gpus: GPUs of all machines; None: the GPUs of this machine.
 
     Raises:
@@ -204,13 +207,15 @@ def explain(
     """
     rollouts = metrics.get("rollouts") or 1
     known = {
-        **(options or {}), "cores": cores or os.cpu_count() or 1,
+        **(options or {}), "cores": cores or usable_cores(),
         "gpus": torch.cuda.device_count() if gpus is None else gpus,
         "rollout_bytes": metrics.get("bytes_in", 0) / rollouts,
     }
     part, share, sentence = bottleneck(metrics["time_s"], known)
     tip = next(tip for tip in TIPS if tip.part == part and tip.when(known))
     advice = tip.advice.format(flag="--" + tip.option.replace("_", "-"), value=known.get(tip.option))
+    if tip.option in _PROCESSES and not _has_free_cores(known):
+        advice += f" (on a machine with more cores: all {known['cores']} that this process may use are busy)"
     return Finding(part, share, sentence, tip.option, advice)
 
 

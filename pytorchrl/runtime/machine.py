@@ -12,6 +12,7 @@ import torch
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
+from pytorchrl.support.cores import usable_cores
 
 WORKER_BYTES = 180 * 10**6
 """Minimum private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.
@@ -36,7 +37,7 @@ class Machine:
 
 
 def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
-    """Return the CPUs, GPUs and memory of this machine; the memory is at most the limit of its container.
+    """Return the CPUs that this process may use, and the GPUs and the memory of this machine or its container.
 
     Args:
         limits: Files in which Linux control groups, version 2 or 1, state the memory limit of a container in bytes.
@@ -45,7 +46,7 @@ def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
     for path in limits:
         with contextlib.suppress(OSError, ValueError):  # the file does not exist, or contains "max"
             memory = min(memory, int(Path(path).read_text(encoding="ascii")))
-    return Machine(os.cpu_count() or 1, torch.cuda.device_count(), memory)
+    return Machine(usable_cores(), torch.cuda.device_count(), memory)
 
 
 def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine,

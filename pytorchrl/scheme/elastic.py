@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from pytorchrl.agent.algorithms.precision import Choices
 from pytorchrl.agent.factories import Agent
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.scheme.check import check
@@ -14,7 +15,7 @@ from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 from pytorchrl.scheme.options.run import Ray
 from pytorchrl.scheme.options.settings import Settings
-from pytorchrl.scheme.precisions import apply_precisions
+from pytorchrl.scheme.choices import apply_choices
 from pytorchrl.scheme.recording.record import differences
 from pytorchrl.support.problems import raise_all
 
@@ -30,10 +31,10 @@ _EXECUTION = "; col_execution='Parallel' continues a run with remote collection 
 
 def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object], agent: Agent, *,
                  any_seed: bool) -> Agent:
-    """Check that a checkpoint fits a scheme, and return the agent's parts with the saved precisions.
+    """Check that a checkpoint fits a scheme, and return the agent's parts with the saved choices.
 
-    In the result, each policy with `mixed_precision="auto"` has the value that was chosen in the saved run. The number
-    of collection workers may differ from that of the saved run.
+    In the result, options that are "auto" have the values that were chosen in the saved run. The number of collection
+    workers may differ from that of the saved run.
 
     Args:
         checkpoint: The result of `Scheme.checkpoint`.
@@ -52,7 +53,7 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
                               f"expected {CHECKPOINT_FORMAT!r}; use the version that wrote it")
     if not isinstance(checkpoint.get("state"), Mapping) or not isinstance(checkpoint.get("part"), int):
         raise CheckpointError("the checkpoint lacks the state of the workers or its own number")
-    own = apply_precisions(agent, cast("Mapping[str, bool]", checkpoint["mixed_precision"]))
+    own = apply_choices(agent, cast("Choices", checkpoint["choices"]))
     parts = {name: part for name, part in own.as_dict().items() if name != "test_envs_factory"}
     saved = cast("Mapping[str, object]", checkpoint["settings"])
     problems = differences(saved, settings, cast("Mapping[str, Mapping[str, str]]", checkpoint["agent"]), parts,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from pytorchrl.agent.algorithms.precision import precisions_of
+from pytorchrl.agent.algorithms.precision import choices_of
 from pytorchrl.agent.data import Episode, Evaluation
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.names import checked_names
@@ -33,7 +33,7 @@ from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, re
 from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
-from pytorchrl.scheme.precisions import apply_precisions, decide_precisions
+from pytorchrl.scheme.choices import apply_choices, decide_choices
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_settings
@@ -138,7 +138,7 @@ class Scheme(Architectures, Stoppable):
         self.nested = replace(self.nested, process=self.nested.process.replaced(seed=self.seed))
         self.settings: dict[str, object] = self.nested.flat() | options_in_settings(for_storage, storage_factory)
         if self._replay is not None:
-            self.agent = apply_precisions(self.agent, self._replay.mixed_precision)
+            self.agent = apply_choices(self.agent, self._replay.choices)
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])
         for text in [*texts, *more]:
@@ -218,7 +218,7 @@ class Scheme(Architectures, Stoppable):
             torch.set_num_threads(self.nested.process.num_threads)
             if self._replay is not None:
                 self._replay.check_target(target_steps)
-            self.agent = decide_precisions(self.agent, self.nested)
+            self.agent = decide_choices(self.agent, self.nested, target_steps)
             path, agent = self.nested.recording.record, self.agent.as_dict()
             record = None if path is None else RecordWriter(str(path), self.settings, agent, target_steps)
             self._runtime = make_runtime(
@@ -362,7 +362,7 @@ class Scheme(Architectures, Stoppable):
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
         return {"format": CHECKPOINT_FORMAT, "settings": dict(self.settings),
-                "agent": describe(self.agent.as_dict()), "mixed_precision": precisions_of(self.agent.algo_factory),
+                "agent": describe(self.agent.as_dict()), "choices": choices_of(self.agent.algo_factory),
                 "part": self._num_checkpoints, "state": state}
 
     def resume(self, checkpoint: StateDict) -> None:

@@ -330,7 +330,7 @@ def compose_parts(
     elif built[0] is not None:
         # The number of environments does not change their spaces, so no further environment is built for it.
         is_number = of_preset.keys() <= {"vec_env_size"}
-        built = [_with_options(built[0], **of_preset) if is_number else build(parts["environments"])]
+        built = [built[0].with_options(**of_preset) if is_number else build(parts["environments"])]
     agent = _agent(registration, built[0], parts, own)
     problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
     problems.ignore(own)
@@ -359,7 +359,7 @@ def _agent(
     number = problems.build(_checked_number, parts["evaluation"])
     if train_envs is None or number is None:
         return None
-    test_envs = _with_options(train_envs, vec_env_size=number)
+    test_envs = train_envs.with_options(vec_env_size=number)
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
     if isinstance(train_envs, MultiAgentEnvFactory):
@@ -376,10 +376,6 @@ def _agent(
     if algorithm is None or actor is None or storage is None:
         return None
     return Agent(algorithm, actor, storage, train_envs, test_envs)
-
-
-def _with_options(envs: EnvFactory, **options: object) -> EnvFactory:
-    return replace(envs, options=envs.options.replaced(**options))
 
 
 def _checked_number(num_eval_envs: object = _EVALUATION_ENVS) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.check import keyword_problems
-from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import brief_errors
@@ -267,7 +268,8 @@ class TrainedAgent:
         """Play whole episodes in the test environments and report raw returns.
 
         Each environment plays a fixed number of episodes, because counting the first episodes that finish would favor
-        short episodes.
+        short episodes. At most `num_eval_envs` (8) environments play at the same time, and never more than there are
+        episodes. They are kept for the next call.
 
         Args:
             num_episodes: Number of episodes, at least 1.
@@ -277,6 +279,8 @@ class TrainedAgent:
 
         Raises:
             ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
+            EnvError: An environment raised an exception, or an episode did not end within a million steps, and
+                `max_episode_steps` was not given.
         """
         num_episodes = check_whole("num_episodes", num_episodes)
         # For small batches, two threads are no faster than one, and several times slower on machines with few cores.
@@ -373,4 +377,11 @@ class TrainedAgent:
         return Evaluator(
             1, algo_factory=self.agent.algo_factory, actor_factory=self.agent.actor_factory,
             test_envs_factory=self.agent.play_envs if envs is None else envs,
-            seed=self.seed if seed is None else check_seed(seed))
+            seed=self.seed if seed is None else check_seed(seed), kept=self._kept_envs if envs is None else None)
+
+    @functools.cached_property
+    def _kept_envs(self) -> KeptEnvs:
+        """The environments of `evaluate`, which are closed when this object is deleted or the process ends."""
+        kept = KeptEnvs(self.agent.play_envs)
+        weakref.finalize(self, kept.close)
+        return kept

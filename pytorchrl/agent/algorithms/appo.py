@@ -69,7 +69,7 @@ class APPO(VTraceAlgorithm, PPO):
                  ("target_update_interval", "target_network")),
                 (not self.target_network and self.is_clip != _IS_CLIP,
                  f"is_clip={self.is_clip} needs target_network=True", ("is_clip", "target_network")),
-                (self.target_network and self.compile,
+                (self.target_network and self.is_compiled,
                  "compile=True does not support the slow policy of target_network=True; leave one of the two out",
                  ("compile", "target_network")),
                 (self.target_network and self.kl_coef and self.target_update_interval == 1,

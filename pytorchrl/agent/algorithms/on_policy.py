@@ -116,12 +116,12 @@ class OnPolicyAlgorithm(Algorithm):
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
                 self._small_policy = SmallPolicy(actor)
-            if options.compile:  # otherwise, torch computes the values
+            if options.is_compiled:  # otherwise, torch computes the values
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
-            self._evaluate_loss, self._flat.params, self.actor, self.device) if options.compile else None
+            self._evaluate_loss, self._flat.params, self.actor, self.device) if options.is_compiled else None
         # A user's `act` is not recorded as a CUDA graph, which would not repeat side effects such as counting calls.
-        is_recorded = options.compile and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
+        is_recorded = options.is_compiled and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
         self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
         self._weights = Constants(self.device)
         self.info_names = ()
@@ -143,7 +143,7 @@ class OnPolicyAlgorithm(Algorithm):
 
         `compile=True` contradicts an actor with memory.
         """
-        if agent.algorithm.compile and agent.has_memory:
+        if agent.algorithm.is_compiled and agent.has_memory:
             return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
                     "of a sequence; set compile=False or recurrent_net=None")
         return super().contradiction(agent)

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=PartFactory[object])
 
 AUTO = "auto"
-"""Value of `mixed_precision` with which a scheme measures which precision is faster; see `measure`."""
+"""Value of `mixed_precision` with which a scheme measures which precision is faster (see `measure`), and of `compile`
+with which a scheme decides by a rule whether to compile (see `agent.algorithms.compile_rule`)."""
+CHOSEN = ("mixed_precision", "compile")
+"""The options whose value "auto" a scheme replaces when it starts."""
+Choices = Mapping[str, Mapping[str, bool]]
+"""For each option of `CHOSEN`, the value of each policy; if the agent has only one policy, its name is `""`."""
 
 # A gradient is computed in both precisions, alternately, for TRIAL_S seconds, but at least three times.
 TRIAL_S, _LEAST_PAIRS = 0.3, 3
@@ -42,9 +47,11 @@ class PrecisionOptions(Options):
         False, choices=(False, True, AUTO),
         help="Run networks in bfloat16; parameters stay float32. With auto, the scheme measures once, when it starts, "
              "whether a gradient is faster in bfloat16; an algorithm without a scheme then computes in float32.")
-    compile: bool = option(
-        False, help="Compile losses and gradients into one graph at the first updates, which takes up to a minute "
-                    "and needs a C++ compiler.")
+    compile: bool | str = option(
+        AUTO, choices=(False, True, AUTO),
+        help="Compile losses and gradients into one graph at the first updates, which takes up to a minute and needs a "
+             "C++ compiler. With auto, the scheme compiles if the run makes so many updates that this saves time; an "
+             "algorithm without a scheme is then not compiled.")
 
     @property
     def is_mixed(self) -> bool:
@@ -53,6 +60,11 @@ class PrecisionOptions(Options):
         If `mixed_precision` is "auto", the value is False until a scheme replaces "auto" with the faster choice.
         """
         return self.mixed_precision is True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether losses are compiled; False for "auto" until a scheme replaces it."""
+        return self.compile is True
 
 
 def precision(device: torch.device, is_mixed: bool) -> AbstractContextManager[object]:
@@ -106,29 +118,29 @@ def policies_of(factory: F) -> Mapping[str, F]:
     return getattr(factory.options, "policies", None) or {"": factory}
 
 
-def precisions_of(algorithm: PartFactory[object]) -> dict[str, bool]:
-    """Return, for each policy without `mixed_precision="auto"`, whether its networks compute in bfloat16."""
-    found = {policy: getattr(own.options, "mixed_precision", None) for policy, own in policies_of(algorithm).items()}
-    return {policy: value for policy, value in found.items() if isinstance(value, bool)}
+def choices_of(algorithm: PartFactory[object]) -> dict[str, dict[str, bool]]:
+    """Return the options of `CHOSEN` of each policy, without those that a policy lacks or that are still "auto"."""
+    found = {name: {policy: getattr(own.options, name, None) for policy, own in policies_of(algorithm).items()}
+             for name in CHOSEN}
+    return {name: {policy: value for policy, value in values.items() if isinstance(value, bool)}
+            for name, values in found.items()}
 
 
-def undecided(algorithm: PartFactory[object]) -> list[str]:
-    """Return the names of the policies with `mixed_precision="auto"`."""
-    return [policy for policy, own in policies_of(algorithm).items()
-            if getattr(own.options, "mixed_precision", None) == AUTO]
+def undecided(algorithm: PartFactory[object], name: str) -> list[str]:
+    """Return the names of the policies whose option `name` is "auto"."""
+    return [policy for policy, own in policies_of(algorithm).items() if getattr(own.options, name, None) == AUTO]
 
 
-def with_precisions(algorithm: F, precisions: Mapping[str, bool]) -> F:
-    """Return the factory with each `mixed_precision="auto"` replaced by the precision of the policy.
-
-    Args:
-        algorithm: Factory of the algorithm.
-        precisions: Whether the networks of each policy compute in bfloat16; a policy that is missing keeps "auto".
-    """
-    changed = {policy: policies_of(algorithm)[policy].with_options(mixed_precision=precisions[policy])
-               for policy in undecided(algorithm) if policy in precisions}
-    if not changed:
+def with_choices(algorithm: F, choices: Choices) -> F:
+    """Return the factory with each "auto" of `CHOSEN` replaced by the value of the policy in `choices`, if any."""
+    changes: dict[str, dict[str, object]] = {}
+    for name, values in choices.items():
+        for policy in undecided(algorithm, name):
+            if policy in values:
+                changes.setdefault(policy, {})[name] = values[policy]
+    if not changes:
         return algorithm
+    changed = {policy: policies_of(algorithm)[policy].with_options(**own) for policy, own in changes.items()}
     if "" in changed:
         return changed[""]
     return algorithm.with_options(policies={**policies_of(algorithm), **changed})

@@ -109,7 +109,7 @@ class ReplayAlgorithm(Algorithm):
         self._is_choice_checked = self._is_loss_checked = False
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
-            [self.actor, *self.targets.values()]) if options.compile else None
+            [self.actor, *self.targets.values()]) if options.is_compiled else None
         self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; the copy's `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
         # Maps (size of a batch, groups to update) to the shapes of the noise that the losses draw for such a batch, and
@@ -124,7 +124,7 @@ class ReplayAlgorithm(Algorithm):
 
         Losses cannot be compiled with an actor that has memory.
         """
-        if agent.algorithm.compile and agent.has_memory:
+        if agent.algorithm.is_compiled and agent.has_memory:
             return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
                     "of a sequence; set compile=False")
         return super().contradiction(agent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -206,7 +207,10 @@ class VecEnv(Part):
         is_training = is_training_mode(mode)
         self.num_envs = options.vec_env_size
         self._where = collection_worker(index_grad_worker, index_col_worker)
-        self.seeds = env_seeds(seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
+        self._seeds_of = functools.partial(
+            env_seeds, is_training=is_training, path=(index_grad_worker, index_col_worker, incarnation),
+            num_envs=self.num_envs)
+        self.seeds = self._seeds_of(seed)
         self._state = State.NEW
         self._failed = False  # whether `close` must not wait for replies of the environments' processes
         self._num_steps = 0
@@ -291,6 +295,12 @@ class VecEnv(Part):
         if problem := self._values.problem(obs):
             raise EnvError(f"{self._where}, {problem}")
         return obs, self._masks.reset(observations, info)
+
+    def reseed(self, seed: int) -> None:
+        """Make the next `reset` use the seeds that new environments would derive from `seed`."""
+        if self._state is State.STOPPED:
+            self._refuse("reseed")
+        self.seeds, self._state = self._seeds_of(seed), State.NEW
 
     def step(self, action: np.ndarray) -> Step:
         """Take one step in every environment.
@@ -475,6 +485,10 @@ class EnvFactory(Factory[VecEnv]):
     def num_envs(self) -> int:
         """E, the number of environments."""
         return int(self.options.vec_env_size)
+
+    def with_options(self, **options: object) -> EnvFactory:
+        """Return a factory with other values of options that do not change the spaces, such as `vec_env_size`."""
+        return dataclasses.replace(self, options=self.options.replaced(**options))
 
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword
         self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,

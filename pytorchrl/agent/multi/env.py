@@ -6,6 +6,7 @@ C = number of columns of a policy, one column for each of its agents in each env
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -139,7 +140,10 @@ class MultiAgentVecEnv(VecEnv):
         is_training = is_training_mode(mode)
         self.num_envs = options.vec_env_size
         self._where = collection_worker(index_grad_worker, index_col_worker)
-        self.seeds = env_seeds(seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
+        self._seeds_of = functools.partial(
+            env_seeds, is_training=is_training, path=(index_grad_worker, index_col_worker, incarnation),
+            num_envs=self.num_envs)
+        self.seeds = self._seeds_of(seed)
         self._state = State.NEW
         kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
         self.environments: list[ParallelEnv] = [

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pytorchrl.agent.algorithms.precision import precisions_of
+from pytorchrl.agent.algorithms.precision import choices_of
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory, PartFactory
 from pytorchrl.errors import ConfigError
@@ -113,7 +113,7 @@ class RecordWriter:
             raise ConfigError(f"record {path!r} cannot be written: {error}") from error
         algorithm = agent.get("algo_factory")
         self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,
-                     "mixed_precision": precisions_of(algorithm) if isinstance(algorithm, Factory) else {},
+                     "choices": choices_of(algorithm) if isinstance(algorithm, Factory) else {},
                      "machine": _machine()})
 
     @property
@@ -172,8 +172,8 @@ class RunRecord:
     """Whether an error ended the run; a replay raises the error at the same event."""
     checksum: int | None
     """Checksum of the final parameters; None if it is not known."""
-    mixed_precision: dict[str, bool] = field(default_factory=dict)
-    """For each policy, whether its networks computed in bfloat16."""
+    choices: dict[str, dict[str, bool]] = field(default_factory=dict)
+    """The values that were chosen for options that were "auto"; see `Agent.choices`."""
     has_end: bool = True
     """Whether the file has its last line, which is missing if the run was killed."""
 
@@ -243,7 +243,7 @@ def read_record(path: str | os.PathLike[str]) -> RunRecord:
         return RunRecord(
             name, settings, {part: _mapping(options) for part, options in agent.items()},
             operator.index(head["target_steps"]), machine, parts, failed=end.get("end") == "failed",
-            checksum=end.get("checksum"), mixed_precision=_mapping(head["mixed_precision"]),
+            checksum=end.get("checksum"), choices=_mapping(head["choices"]),
             has_end=end.get("end") is not None)
     except ConfigError:
         raise

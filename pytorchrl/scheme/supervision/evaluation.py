@@ -14,7 +14,7 @@ from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import WorkerDiedError, WorkerLostError
+from pytorchrl.errors import EnvError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
@@ -25,10 +25,50 @@ from pytorchrl.support.untyped import DataOfAgent
 # Number of env steps after which every schedule has reached its final value.
 _AFTER_TRAINING = 2**62
 _MAX_RETRIES = 2
+# Without `max_episode_steps`, an episode of an evaluation that takes this number of steps causes a warning or an error.
+_LONG_STEPS, _MOST_STEPS = 50_000, 1_000_000
 # Seconds to wait for the call stack of a worker that hangs, and again for the worker to end.
 _STACK_TIMEOUT_S = 1.0
 
 logger = get_logger(__name__)
+
+
+class KeptEnvs:
+    """Environments that are used by one evaluation after the other.
+
+    They are built again only if the next evaluation needs another number of environments.
+
+    Args:
+        factory: Factory of the environments.
+    """
+
+    def __init__(self, factory: EnvFactory) -> None:
+        self.factory = factory
+        self._envs: VecEnv | None = None
+
+    def take(self, num_envs: int, seed: int, num_threads: int) -> VecEnv:
+        """Return `num_envs` environments whose next episodes begin like those of new environments with this seed.
+
+        The caller gives them back with `keep`, or closes them.
+        """
+        kept, self._envs = self._envs, None
+        if kept is not None and kept.num_envs == num_envs:
+            kept.reseed(seed)
+            return kept
+        if kept is not None:
+            kept.close()
+        return self.factory.with_options(vec_env_size=num_envs)(
+            index_grad_worker=0, index_col_worker=0, mode="test", num_threads=num_threads, seed=seed)
+
+    def keep(self, envs: VecEnv) -> None:
+        """Keep environments for the next evaluation."""
+        self._envs = envs
+
+    def close(self) -> None:
+        """Close the environments; the next evaluation builds new ones."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
 
 
 class Evaluator(Worker):
@@ -37,15 +77,16 @@ class Evaluator(Worker):
     Args:
         index_worker: Index of the evaluator; an experiment has only one evaluator.
         algo_factory, actor_factory: Factories of the algorithm and the actor.
-        test_envs_factory: Factory of the environments.
+        test_envs_factory: Factory of the environments; it states how many of them an evaluation uses at most.
         seed: Seed of the experiment, from which the seeds of evaluations derive.
         num_threads: Number of torch threads of the worker's process; None leaves the number unchanged.
         device: Device of the actor.
+        kept: Environments that are kept for later evaluators; None: this evaluator closes them after each evaluation.
     """
 
     def __init__(self, index_worker: int, *, algo_factory: AlgorithmFactory, actor_factory: ActorFactory,
                  test_envs_factory: EnvFactory, seed: int, num_threads: int | None = None,
-                 device: str = "cpu") -> None:
+                 device: str = "cpu", kept: KeptEnvs | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -53,6 +94,7 @@ class Evaluator(Worker):
         self._algo = algo_factory(device=device, actor=self._actor, seed=derive_seed(seed, Stream.EVALUATION, 0))
         self._algo.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration
         self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
+        self._kept = kept
         self._rounds = 0
         self._interrupted = False
         self._thread: threading.Thread | None = None
@@ -69,21 +111,30 @@ class Evaluator(Worker):
         return "" if self._thread is None else stack_of(self._thread)
 
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
-        """Play `num_episodes` episodes in new environments; return None if interrupted.
+        """Play `num_episodes` episodes, in at most as many environments; return None if interrupted.
 
         The number of episodes of each environment is fixed in advance. If the first episodes to finish were used
         instead, short episodes would be overrepresented.
+
+        Raises:
+            EnvError: An environment raised an exception, or no episode has ended for a million steps.
         """
         self._thread = threading.current_thread()
         self._algo.load_acting_state(weights.state)
         self._rounds += 1
-        envs = self._factory(
-            index_grad_worker=0, index_col_worker=0, mode="test", num_threads=self._threads,
-            seed=derive_seed(self._seed, Stream.EVALUATION, self._rounds))
+        kept = self._kept or KeptEnvs(self._factory)
+        envs = kept.take(min(num_episodes, self._factory.num_envs),
+                         derive_seed(self._seed, Stream.EVALUATION, self._rounds), self._threads)
         try:
-            return self._play(envs, weights.version, num_episodes, deterministic)
-        finally:
+            evaluation = self._play(envs, weights.version, num_episodes, deterministic)
+        except BaseException:
             envs.close()
+            raise
+        if self._kept is None:
+            envs.close()
+        else:
+            kept.keep(envs)
+        return evaluation
 
     def _play(self, envs: VecEnv, version: int, num_episodes: int, deterministic: bool) -> Evaluation | None:
         num_envs = envs.num_envs
@@ -94,6 +145,7 @@ class Evaluator(Worker):
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
+        waits = 0  # steps since an episode that counts has ended
         rhs: DataOfAgent
         rhs = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
         with torch.inference_mode():
@@ -103,12 +155,16 @@ class Evaluator(Worker):
                 acting = self._algo.acting_step(obs, rhs, done, deterministic=deterministic, mask=mask)
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
+                waits += 1
+                if waits in (_LONG_STEPS, _MOST_STEPS):
+                    self._check_length(waits)
                 obs, mask, done = step.obs, step.mask, step.first
                 if PREVIOUS in rhs:  # the memory receives rewards that are transformed as in training
                     transform = reward_function(self._factory.options.reward_transform)
                     show_reward(rhs, step.reward if transform is None else transform(step.reward))
                 for episode in step.episodes:
                     if remaining[episode.env_index] > 0:
+                        waits = 0
                         remaining[episode.env_index] -= 1
                         returns.append(episode.env_return)
                         lengths.append(episode.length)
@@ -116,6 +172,18 @@ class Evaluator(Worker):
                             policy_returns.setdefault(policy, []).append(value)
         return Evaluation(version, tuple(returns), tuple(lengths),
                           {p: tuple(values) for p, values in policy_returns.items()})
+
+
+    def _check_length(self, steps: int) -> None:
+        """Warn of an episode of `_LONG_STEPS` steps, and refuse one of `_MOST_STEPS`, unless the user has set a limit.
+        """
+        if self._factory.options.max_episode_steps is not None:
+            return
+        text = f"an evaluation waits for the end of an episode, which has taken {steps:,} steps"
+        remedy = "if episodes of this environment do not end by themselves, give max_episode_steps"
+        if steps >= _MOST_STEPS:
+            raise EnvError(f"{text}; {remedy}")
+        logger.warning("%s; %s (the evaluation fails after %s steps)", text, remedy, f"{_MOST_STEPS:,}")
 
 
 class Evaluations:

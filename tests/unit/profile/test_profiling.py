@@ -46,6 +46,8 @@ CASES = [
     ("gradients/copy", {"recompute_advantages": False}, "num_grad_workers"),
     ("gradients/grad", {"gpus": 1, "device": "cpu"}, "device"),
     ("gradients/grad", {"gpus": 1, "device": "cuda:0"}, "num_grad_workers"),
+    ("gradients/grad", {"compile": False}, "compile"),
+    ("gradients/grad", {"compile": True}, "num_grad_workers"),
     ("gradients/grad", FULL | {"compile": False}, "compile"),
     ("gradients/grad", FULL | {"compile": False, "recurrent_net": "gru", "num_epochs": 2}, "num_epochs"),
     ("gradients/grad", FULL | {"compile": True, "mixed_precision": False}, "mixed_precision"),
@@ -120,6 +122,21 @@ def test_every_part_has_a_rule_that_always_applies():
     assert {tip.part for tip in TIPS} == own | {"gradients/wait"} == set(DESCRIPTIONS)
     last = {tip.part: tip for tip in TIPS}
     assert all(tip.when({"cores": 1, "gpus": 0, "rollout_bytes": 0}) for tip in last.values())
+
+
+def test_more_processes_are_advised_only_with_the_condition_that_cores_are_free():
+    for part, options, option in CASES:
+        for cores in (1, 64):
+            given = {name: value for name, value in options.items() if name not in ("gpus", "bytes")}
+            finding = explain({"time_s": seconds(part)}, given, cores=cores, gpus=0)
+            if finding.option in ("num_col_workers", "num_grad_workers", "num_replay_workers"):
+                assert ("(on a machine with more cores: all 1 that" in finding.advice) is (cores == 1), (part, option)
+
+
+def test_the_cores_are_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr("pytorchrl.profile.profiling.usable_cores", lambda: 1)
+    for options in ({}, {"compile": True}):
+        assert "on a machine with more cores" in explain({"time_s": seconds("gradients/grad")}, options, gpus=0).advice
 
 
 def test_every_option_of_a_rule_is_a_flag():

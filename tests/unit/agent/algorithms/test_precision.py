@@ -15,9 +15,9 @@ from pytorchrl.agent.algorithms.precision import (
     PrecisionTrial,
     compare,
     measure,
-    precisions_of,
+    choices_of,
     undecided,
-    with_precisions,
+    with_choices,
 )
 from pytorchrl.errors import ConfigError
 
@@ -106,7 +106,7 @@ def test_an_undecided_algorithm_computes_in_float32(name):
     gradients = []
     for precisions in ({}, {"": False}, {"": True}):
         algorithm, actor = parts(name)
-        algorithm = with_precisions(algorithm, precisions)
+        algorithm = with_choices(algorithm, {"mixed_precision": precisions})
         built = algorithm(actor=actor(device="cpu", seed=1), seed=1, device="cpu")
         batch = built.example_batch(BatchShape(8))
         batch = dataclasses.replace(batch, obs={"obs": torch.linspace(-1, 1, 24).view(8, 3)}, ret=torch.ones(8))
@@ -117,12 +117,17 @@ def test_an_undecided_algorithm_computes_in_float32(name):
 
 
 def test_only_auto_is_decided():
-    (auto, _), explicit = parts("dqn"), DQN.create_factory(mixed_precision=False)
-    assert (undecided(auto), undecided(explicit)) == ([""], [])
-    assert with_precisions(explicit, {"": True}) is explicit
-    decided = with_precisions(auto, {"": True})
-    assert (precisions_of(auto), precisions_of(decided), precisions_of(explicit)) == ({}, {"": True}, {"": False})
-    assert undecided(decided) == []
+    (auto, _), explicit = parts("dqn"), DQN.create_factory(mixed_precision=False, compile=False)
+    for name in ("mixed_precision", "compile"):
+        assert (undecided(auto, name), undecided(explicit, name)) == ([""], [])
+    assert with_choices(explicit, {"mixed_precision": {"": True}, "compile": {"": True}}) is explicit
+    decided = with_choices(auto, {"mixed_precision": {"": True}, "compile": {"": False}})
+    assert choices_of(auto) == {"mixed_precision": {}, "compile": {}}
+    assert choices_of(decided) == {"mixed_precision": {"": True}, "compile": {"": False}}
+    assert choices_of(explicit) == {"mixed_precision": {"": False}, "compile": {"": False}}
+    assert (undecided(decided, "mixed_precision"), undecided(decided, "compile")) == ([], [])
+    half = with_choices(auto, {"compile": {"": True}})
+    assert (half.options.compile, half.options.is_compiled, half.options.mixed_precision) == (True, True, "auto")
 
 
 def test_a_trial_names_both_times():

@@ -31,7 +31,7 @@ def trials(monkeypatch):
     def measure(algorithm, actor, shape, device):
         trials.done.append((shape, device))
         return FASTER[trials.is_mixed]
-    monkeypatch.setattr("pytorchrl.scheme.precisions.measure", measure)
+    monkeypatch.setattr("pytorchrl.scheme.choices.measure", measure)
     return trials
 
 
@@ -152,7 +152,7 @@ def test_each_policy_has_its_own_decision(trials):
                             GAEBuffer.create_factory(6))
     scheme = Scheme(*factories, envs, runtime="simulated", seed=1)
     scheme.step()
-    assert precision.precisions_of(scheme.agent.algo_factory) == {"early": False, "shared": True}
+    assert precision.choices_of(scheme.agent.algo_factory)["mixed_precision"] == {"early": False, "shared": True}
     ((shape, _),) = trials.done
     assert shape == (6 * 2 * 2, 1)  # steps, environments, agents of the policy
     state = scheme.checkpoint()
@@ -160,7 +160,7 @@ def test_each_policy_has_its_own_decision(trials):
     trials.is_mixed = False
     resumed = Scheme(*factories, envs, runtime="simulated", seed=1)
     resumed.resume(state)
-    assert precision.precisions_of(resumed.agent.algo_factory) == {"early": False, "shared": True}
+    assert precision.choices_of(resumed.agent.algo_factory)["mixed_precision"] == {"early": False, "shared": True}
     resumed.stop()
 
 

@@ -1,0 +1,77 @@
+"""Decide by a rule whether to compile the losses of a run, for `compile="auto"`.
+
+Compilation takes seconds once, and makes each update faster by about the time that Python takes to call the operations
+of an update. This time depends on the algorithm, and hardly on the widths of its networks, because matrix products take
+equally long in compiled losses. The rule only counts updates, and never measures times, so equal runs choose alike.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytorchrl.agent.actors.extractors import is_image
+from pytorchrl.agent.algorithms.precision import BatchShape
+from pytorchrl.agent.fit import check_fit
+from pytorchrl.agent.options import Factory
+from pytorchrl.support.problems import problems_in
+from pytorchrl.support.untyped import UserPart
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.factories import Agent
+
+_COMPILE_S = 18.0
+"""Processor time of compiling the losses of one algorithm, in seconds."""
+_SAVED_S = {"PPO": 0.0}
+"""Processor time that compilation saves in each update, in seconds, by the name of the algorithm's class.
+
+The numbers are those of the table in docs/benchmarks.md. Algorithms that are not in the table are not compiled.
+"""
+
+
+def is_worth_compiling(agent: Agent, shape: Callable[[], BatchShape], target_steps: int) -> bool:
+    """Return whether compilation saves more time in a run than it takes.
+
+    The result is False for losses, networks and machines for which this is not known: those of users, images, actors
+    with memory, and machines without a C++ compiler.
+
+    Args:
+        agent: An agent with one policy.
+        shape: Function that returns the shape of the batches from which gradients are computed.
+        target_steps: Env steps of the whole experiment.
+    """
+    algorithm, actor = agent.algo_factory, agent.actor_factory
+    saved_s = _SAVED_S.get(algorithm.cls.__name__)
+    if saved_s is None or not all(map(_is_ours, (algorithm.cls, actor.cls))):
+        return False
+    if saved_s * num_updates(algorithm, shape(), target_steps) <= _COMPILE_S:
+        return False
+    extractor = getattr(actor.options, "feature_extractor", None)
+    if callable(extractor) or any(map(is_image, agent.train_envs_factory.observation_space.values())):
+        return False
+    compiled = replace(algorithm, options=algorithm.options.replaced(compile=True))
+    contradictions = [*compiled.options.contradictions(), *problems_in(check_fit, compiled, actor, agent.storage_factory)]
+    return not contradictions and has_compiler()
+
+
+def num_updates(algorithm: Factory[UserPart], shape: BatchShape, target_steps: int) -> int:
+    """Return the approximate number of updates of a run of an algorithm of this package."""
+    options = algorithm.options
+    if algorithm.cls.learns_from.is_kept:
+        return max(0, target_steps - options.start_steps) // options.update_every * options.num_updates
+    return int(target_steps * options.num_epochs // (shape.columns * shape.length))
+
+
+def has_compiler() -> bool:
+    """Return whether this machine has a C++ compiler and the headers of Python, which compiled losses need."""
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return shutil.which(os.environ.get("CXX") or "g++") is not None and headers.exists()
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
