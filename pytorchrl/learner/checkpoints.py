@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from pytorchrl.errors import CheckpointError
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import read_json
+from pytorchrl.files.run_directory import CHECKPOINTS
 from pytorchrl.files.tensors import read_sealed, save
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import write_json
@@ -228,6 +229,25 @@ def newest(directory: Path) -> Newest | None:
         raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to start a new run, use "
                               "another log_dir, or overwrite=True instead of resume=True") from problem
     return None
+
+
+def newest_checkpoint(directory: Path) -> int | None:
+    """Return the env steps of the newest checkpoint, read from its name; None if there are no checkpoints."""
+    return next(map(env_steps_of, paths(directory)), None)
+
+
+def write_checkpoint(log_dir: Path, state: StateDict) -> None:
+    """Write the `last_state()` of a learner as a checkpoint of the run in `log_dir`; all others are kept.
+
+    Raises:
+        ConfigError: The checkpoint cannot be written.
+    """
+    directory = log_dir / CHECKPOINTS
+    try:
+        directory.mkdir(exist_ok=True)
+        save(_path_of(directory, state["learner"]["env_steps"]), state)
+    except OSError as error:
+        raise ConfigError(f"the state of the run cannot be written to {str(directory)!r}: {error}") from error
 
 
 def set_aside(damaged: Iterable[Path]) -> None:

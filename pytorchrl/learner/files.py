@@ -96,20 +96,30 @@ class RunFiles:
         newest = self.newest_checkpoint() if is_wanted else None
         if newest is not None:
             self._resumed_from = newest.path
-            try:
-                with self.resuming():
-                    scheme.resume(newest.scheme)
-                _check_learner(newest.learner)
-            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-                if isinstance(error, ConfigError):
-                    raise
-                raise CheckpointError(f"{str(newest.path)!r} does not contain the state of a run: {error!r}") from error
-            return newest.learner
+            return self.resume_from(scheme, {"scheme": newest.scheme, "learner": newest.learner})
         if is_changed:
             self.close()
             raise ConfigError(f"another run has used log_dir {str(self._log_dir)!r} since this learner was built; "
                               "build a new learner, with resume=True to continue that run, or with another log_dir")
         return None
+
+    def resume_from(self, scheme: Scheme, state: StateDict) -> StateDict:
+        """Make a scheme continue from the state of a run, and return the learner's part of the state.
+
+        Raises:
+            CheckpointError: The state does not fit the scheme.
+        """
+        learner: StateDict = state["learner"]
+        try:
+            with self.resuming():
+                scheme.resume(state["scheme"])
+            _check_learner(learner)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise CheckpointError(f"{str(self._resumed_from)!r} does not contain the state of a run: {error!r}",
+                                  ) from error
+        return learner
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
@@ -210,9 +220,14 @@ class RunFiles:
         """
         if self._checkpoints is None or self._recorder is None:
             return
-        state = {"scheme": scheme, "learner": {**copy.deepcopy(dict(learner)), "records": self._recorder.state}}
+        state = self.state(scheme, learner)
         self._writing.start(functools.partial(
             self._write_checkpoint, self._checkpoints, Written(env_steps, version), state, started_at))
+
+    def state(self, scheme: Mapping[str, object], learner: Mapping[str, object]) -> StateDict:
+        """Return the contents of a checkpoint; see `checkpoint` for the arguments."""
+        records = {} if self._recorder is None else {"records": self._recorder.state}
+        return {"scheme": scheme, "learner": {**copy.deepcopy(dict(learner)), **records}}
 
     def _write_checkpoint(
         self, files: CheckpointFiles, written: Written, state: Mapping[str, object], started_at: float,

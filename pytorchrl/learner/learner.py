@@ -27,7 +27,7 @@ from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import State, in_turn
 from pytorchrl.support.tracebacks import brief_errors_of
-from pytorchrl.support.untyped import MetricsDict, OptionValue
+from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
 
@@ -54,6 +54,7 @@ class Learner:
         recipe: The arguments of `train`, as JSON, for `run.json`; None if the agent was composed in Python.
         run_name: Name of the run in a directory of runs, such as "dqn" in "runs/dqn-1". None: "run".
         title: A line that is shown before training; None: no line.
+        state: The `last_state()` of another learner, whose run continues; None: a new run, or see `resume`.
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
@@ -68,7 +69,7 @@ class Learner:
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
         recipe: Mapping[str, object] | None = None, run_name: str | None = None, title: str | None = None,
-        **options: OptionValue,
+        state: StateDict | None = None, **options: OptionValue,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -83,7 +84,8 @@ class Learner:
             self.log_dir = prepare_log_dir(log_dir, run_name=run_name, overwrite=self.options.overwrite,
                                            resume=self.options.resume)
         self._files, self._evaluations = RunFiles(self.log_dir), EvaluationTimer(scheme, self.options.eval_timeout_s)
-        self._resumed = self._files.resume(scheme, is_wanted=self.options.resume)
+        self._resumed = (self._files.resume(scheme, is_wanted=self.options.resume) if state is None else
+                         self._files.resume_from(scheme, state))
         self._recipe, self._title, self._next_look = dict(recipe or {}), title, 0.0
         self._state = State.NEW
         self._target = Target(scheme, self.target_steps)
@@ -384,15 +386,29 @@ class Learner:
         self._files.wait()  # the previous checkpoint must be written first, so that only one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s)
-        self._measured.count()
-        self._measured.take_episodes()
+        own = self._own_state(start)
         self._due.after_checkpoint(self.env_steps)
-        own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps,
-               "callbacks": self._callbacks.state()}
         self._files.checkpoint(self.env_steps, state, own, start, self.updates)
         if wait:
             self._files.wait()
             self._callbacks.call("on_checkpoint")
+
+    @in_turn("_turn")
+    def last_state(self) -> StateDict:
+        """Return the state of the run, from which another learner can continue it; this learner must then be stopped.
+
+        The state has the contents of a checkpoint.
+        """
+        self.start()
+        scheme = self.scheme.checkpoint(is_last=True)
+        return self._files.state(scheme, self._own_state(time.perf_counter()))
+
+    def _own_state(self, now: float) -> StateDict:
+        """Return the learner's part of a checkpoint."""
+        self._measured.count()
+        self._measured.take_episodes()
+        return {**self._measured.state(now), "recorded_steps": self._due.recorded_steps,
+                "callbacks": self._callbacks.state()}
 
     @in_turn("_end")
     def stop(self) -> MetricsDict:

@@ -10,12 +10,12 @@ from pytorchrl.agent.algorithms.precision import Choices
 from pytorchrl.agent.factories import Agent
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.scheme.check import check
+from pytorchrl.scheme.choices import apply_choices
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
 from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 from pytorchrl.scheme.options.run import Ray
 from pytorchrl.scheme.options.settings import Settings
-from pytorchrl.scheme.choices import apply_choices
 from pytorchrl.scheme.recording.record import differences
 from pytorchrl.support.problems import raise_all
 

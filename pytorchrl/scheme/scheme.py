@@ -22,6 +22,7 @@ from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
 from pytorchrl.scheme.check import check, warnings_of
+from pytorchrl.scheme.choices import decide_choices
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
@@ -33,7 +34,6 @@ from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, re
 from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
-from pytorchrl.scheme.choices import apply_choices, decide_choices
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.storage_options import options_in_settings, with_settings
@@ -334,7 +334,7 @@ class Scheme(Architectures, Stoppable):
         return self.ledger()
 
     @in_turn("_turn")
-    def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
+    def checkpoint(self, timeout_s: float = 60.0, *, is_last: bool = False) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
         The tree is drained first. A checkpoint contains no state of environments, random generators or processes.
@@ -344,6 +344,8 @@ class Scheme(Architectures, Stoppable):
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.
+            is_last: Whether this scheme does not continue. Its environments and random generators then stay as they
+                are, which saves time, and it must be stopped.
 
         Returns:
             Plain values and tensors of parameters, optimizers, target networks, normalizers, schedules, replay, the
@@ -360,7 +362,7 @@ class Scheme(Architectures, Stoppable):
             raise StoppedError("this scheme has been stopped; make checkpoints before stop()")
         worker = self.update_worker
         self._num_checkpoints += 1
-        state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
+        state = worker.checkpoint(None if is_last else self._seed_after_checkpoint, timeout_s)
         return {"format": CHECKPOINT_FORMAT, "settings": dict(self.settings),
                 "agent": describe(self.agent.as_dict()), "choices": choices_of(self.agent.algo_factory),
                 "part": self._num_checkpoints, "state": state}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,17 @@ from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.option_values.descriptions import mapping
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import build_options
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import CheckpointError, ConfigError, Problem, WeightsError
-from pytorchrl.files.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
+from pytorchrl.files.atomic import read_json
+from pytorchrl.files.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, is_directory_of_runs
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_tensors_of, check_finite, read_sealed, save
+from pytorchrl.learner.checkpoints import newest_checkpoint, write_checkpoint
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
@@ -38,9 +41,10 @@ from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import MetricsDict, OptionValue
+from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
 from pytorchrl.training import presets, recipes
 from pytorchrl.training.composition import Composition, compose_parts, option_specs, with_code
+from pytorchrl.training.configuration import load_config
 from pytorchrl.training.presets import EnvSource
 from pytorchrl.training.strangers import BoundedTensors
 
@@ -55,6 +59,28 @@ if TYPE_CHECKING:
 
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
     """Return a learner that has not started, and its agent; the options are those of `train`."""
+    return _make_learner(Training(algorithm, env, options))
+
+
+@dataclass(frozen=True)
+class Training:
+    """The arguments of `train`, and the state from which training continues.
+
+    Attributes:
+        algorithm: The algorithm.
+        env: The environment.
+        options: All other arguments of `train`.
+        state: The state of an earlier run in memory; None: there is none.
+    """
+
+    algorithm: str | type[Algorithm]
+    env: EnvSource
+    options: Mapping[str, OptionValue]
+    state: StateDict | None = None
+
+
+def _make_learner(training: Training) -> tuple[Learner, Agent]:
+    algorithm, env, options = training.algorithm, training.env, training.options
     registration = registration_of(algorithm)
     source, (env, options) = env, with_code(registration.algorithm, env, options)
     composition = compose_parts(registration.algorithm, env, options)
@@ -70,10 +96,10 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Op
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, composition),
-                      **learner_options)
+                      state=training.state, **learner_options)
     if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
         monitored = _monitored(agent.train_envs_factory, learner.log_dir)
-        scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
+        scheme.agent = replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
 
 
@@ -174,13 +200,26 @@ def train(
         PyTorchRLError: Training failed.
     """
     given = {"target_steps": target_steps, "log_dir": log_dir}
-    learner, agent = make_learner(algorithm, env, **options, **{k: v for k, v in given.items() if v is not None})
+    return _train(Training(algorithm, env, {**options, **{k: v for k, v in given.items() if v is not None}}))
+
+
+def _train(training: Training) -> TrainedAgent:
+    """Train an agent, and keep what is needed to train it further."""
+    learner, agent = _make_learner(training)
     with learner:
         learner.train()
         acting_state = learner.scheme.acting_state()
+        state = learner.last_state() if _keeps_state(learner) else None
     return TrainedAgent(
         agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(),
-        log_dir=learner.log_dir)
+        log_dir=learner.log_dir, training=replace(training, state=state))
+
+
+def _keeps_state(learner: Learner) -> bool:
+    """Return whether the state of a run is kept in memory at its end, because it is at hand and in no checkpoint."""
+    scheme = learner.scheme
+    is_recorded = not (scheme.settings["record"] is scheme.settings["replay"] is None)
+    return not scheme.has_remote_workers and not is_recorded and learner.options.checkpoint_every is None
 
 
 @brief_errors
@@ -241,10 +280,11 @@ class TrainedAgent:
 
     def __init__(
         self, *, agent: Agent, acting_state: Mapping[str, torch.Tensor], seed: int,
-        summary: MetricsDict | None = None, log_dir: Path | None = None,
+        summary: MetricsDict | None = None, log_dir: Path | None = None, training: Training | None = None,
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
         self.summary, self.log_dir = dict(summary or {}), log_dir
+        self._training = training
         self._exporter: Exporter | None = None
 
     def __repr__(self) -> str:
@@ -259,6 +299,62 @@ class TrainedAgent:
     def return_mean(self) -> float | None:
         """The mean raw return of the last 100 training episodes; None if no episode has ended, or after `load`."""
         return self.summary.get("return_mean")
+
+    @brief_errors
+    def train(self, steps: int) -> TrainedAgent:
+        """Train this agent for `steps` more env steps, with the same options, and return it.
+
+        The run continues as with `resume=True` and a `target_steps` that is larger by `steps`: with its optimizers,
+        replay and ledger, and in its `log_dir`. Schedules without a number of steps end at the new target. The state of
+        the run is in memory or, with `checkpoint_every`, in its last checkpoint.
+
+        Args:
+            steps: Number of env steps, at least 1.
+
+        Raises:
+            ConfigError: `steps` is not a whole number >= 1, or the state of the run is neither in memory nor in a
+                checkpoint.
+            PyTorchRLError: Training failed; this agent is as before.
+        """
+        steps = check_whole("steps", steps)
+        training = self._training or self._training_in_directory()
+        done = self._steps_in_checkpoint() if training.state is None else training.state["learner"]["env_steps"]
+        options = {**training.options, "target_steps": done + steps}
+        if self.log_dir is not None:
+            if training.state is not None:
+                write_checkpoint(self.log_dir, training.state)
+            options |= {"log_dir": self.log_dir, "resume": True, "overwrite": False}
+        state = training.state if self.log_dir is None else None
+        trained = _train(replace(training, options=options, state=state))
+        for name in ("policy", "_acting", "_kept_envs"):
+            self.__dict__.pop(name, None)
+        self._exporter = None
+        self.agent, self.acting_state, self.seed = trained.agent, trained.acting_state, trained.seed
+        self.summary, self.log_dir, self._training = trained.summary, trained.log_dir, trained._training
+        return self
+
+    def _steps_in_checkpoint(self) -> int:
+        """Return the env steps of the last checkpoint, which must be those of the run."""
+        steps = None if self.log_dir is None else newest_checkpoint(self.log_dir / CHECKPOINTS)
+        if self.log_dir is None or steps is None:
+            raise ConfigError(
+                "the state of this agent's training is neither in memory, which is so after a run in one process, nor "
+                "in a checkpoint of its run; to train it further, train it with log_dir and checkpoint_every")
+        result: Mapping[str, object] = self.summary
+        if not result:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                result = mapping(read_json(self.log_dir / RESULT_FILE))
+        if (end := result.get("env_steps", steps)) != steps:
+            raise ConfigError(f"the run in {str(self.log_dir)!r} has ended at {end} env steps, but its newest "
+                              f"checkpoint is at {steps}; continue from there with train(..., resume=True)")
+        return steps
+
+    def _training_in_directory(self) -> Training:
+        """Return the arguments of `train` in the directory of the run."""
+        if self.log_dir is None:
+            raise ConfigError("this agent was not trained by train, so it cannot be trained further")
+        options = load_config(self.log_dir / RUN_FILE)
+        return Training(str(options.pop("algorithm")), str(options.pop("env")), options)
 
     @brief_errors
     def evaluate(

@@ -55,8 +55,8 @@ def is_worth_compiling(agent: Agent, shape: Callable[[], BatchShape], target_ste
     if callable(extractor) or any(map(is_image, agent.train_envs_factory.observation_space.values())):
         return False
     compiled = replace(algorithm, options=algorithm.options.replaced(compile=True))
-    contradictions = [*compiled.options.contradictions(), *problems_in(check_fit, compiled, actor, agent.storage_factory)]
-    return not contradictions and has_compiler()
+    unfit = problems_in(check_fit, compiled, actor, agent.storage_factory)
+    return not unfit and not [*compiled.options.contradictions()] and has_compiler()
 
 
 def num_updates(algorithm: Factory[UserPart], shape: BatchShape, target_steps: int) -> int:

@@ -175,8 +175,7 @@ class Evaluator(Worker):
 
 
     def _check_length(self, steps: int) -> None:
-        """Warn of an episode of `_LONG_STEPS` steps, and refuse one of `_MOST_STEPS`, unless the user has set a limit.
-        """
+        """Warn of an episode of `_LONG_STEPS` steps, and refuse one of `_MOST_STEPS`, unless episodes are limited."""
         if self._factory.options.max_episode_steps is not None:
             return
         text = f"an evaluation waits for the end of an episode, which has taken {steps:,} steps"

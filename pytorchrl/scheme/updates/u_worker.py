@@ -323,18 +323,20 @@ class UWorker(Worker, Stoppable):
         """Whether all train batches are used up, so that the next step takes new ones; see `UpdateStrategy`."""
         return self.strategy.is_between_train_batches
 
-    def checkpoint(self, seed: int, timeout_s: float) -> StateDict:
+    def checkpoint(self, seed: int | None, timeout_s: float) -> StateDict:
         """Return the state of the tree as plain values and tensors, and reseed the tree.
 
         Args:
-            seed: Seed for the continuation of this run, and for the run that restores the state.
+            seed: Seed for the continuation of this run, and for the run that restores the state. None: this run ends,
+                so the tree is not reseeded.
             timeout_s: Seconds after which workers that are not drained are considered lost.
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
         # Read the ledger immediately after the states: a worker that is lost in between would make the two differ.
         statistics = self.statistics.state()
-        self.strategy.reseed(seed)
+        if seed is not None:
+            self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
 
     def restore(self, state: StateDict, seed: int) -> None:

@@ -75,7 +75,7 @@ def test_an_evaluation_of_an_endless_episode_warns_and_then_fails(monkeypatch, c
     monkeypatch.setattr("pytorchrl.scheme.supervision.evaluation._LONG_STEPS", 50)
     monkeypatch.setattr("pytorchrl.scheme.supervision.evaluation._MOST_STEPS", 200)
     agent = train("ppo", Endless, **TINY)
-    with caplog.at_level(logging.WARNING), pytest.raises(EnvError, match="200 steps; .* give max_episode_steps"):
+    with caplog.at_level(logging.WARNING), pytest.raises(EnvError, match=r"200 steps; .* give max_episode_steps"):
         agent.evaluate(2)
     (warning,) = caplog.messages
     assert "which has taken 50 steps" in warning
