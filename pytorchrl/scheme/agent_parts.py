@@ -13,6 +13,7 @@ from torch import nn
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.env.single import MAKE_ONE, GivenEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, provided_kind
 from pytorchrl.agent.options import Factory, PartFactory
@@ -58,9 +59,24 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
         return policies
     fit = problems_in(check_fit, agent.algo_factory, agent.actor_factory, agent.storage_factory,
                       agent.train_envs_factory.num_envs)
-    return [*fit, *_space_problems(agent), *_sequence_problems(agent, settings), *_kept_problems(agent, settings),
-            *_batch_problems(agent, settings), *_inference_problems(agent, settings),
-            *_pickle_problems(agent, settings)]
+    return [*fit, *_given_env_problems(agent, settings), *_space_problems(agent), *_sequence_problems(agent, settings),
+            *_kept_problems(agent, settings), *_batch_problems(agent, settings),
+            *_inference_problems(agent, settings), *_pickle_problems(agent, settings)]
+
+
+def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
+    """Refuse several uses of an environment that is given as an object."""
+    train, test = (getattr(envs, "options", None) for envs in (agent.train_envs_factory, agent.test_envs_factory))
+    given = getattr(train, "env_fn", None)
+    if not isinstance(given, GivenEnv):
+        return
+    if settings.has_remote_workers:
+        yield Problem("several workers or processes cannot share an environment that is given as an object",
+                      MAKE_ONE, ("num_col_workers", "num_grad_workers"))
+    tested = getattr(test, "env_fn", None)
+    if isinstance(tested, GivenEnv) and tested.env is given.env:
+        yield Problem("training and evaluation cannot share an environment that is given as an object", MAKE_ONE,
+                      ("test_envs_factory",))
 
 
 def agent_warnings(agent: Agent, settings: Settings) -> list[str]:

@@ -22,7 +22,7 @@ from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
 from pytorchrl.scheme.architectures import Architectures
 from pytorchrl.scheme.base.worker import check_timeout
 from pytorchrl.scheme.check import check, warnings_of
-from pytorchrl.scheme.choices import decide_choices
+from pytorchrl.scheme.choices import apply_choices, decide_choices
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults

@@ -21,6 +21,7 @@ from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.env.single import GivenEnv
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
@@ -315,12 +316,15 @@ def compose_parts(
     built: list[EnvFactory | None] = []
 
     def read_spaces() -> EnvFactory | None:
-        built.append(build(_divided(specs, options)["environments"]))
+        number = {"vec_env_size": 1} if isinstance(env, gym.Env) else {}
+        built.append(build({**number, **_divided(specs, options)["environments"]}))
         return built[0]
 
     suite = presets.suite_or_kind(registration.name, env, read_spaces)
     preset = {name: option for name, option in presets.preset(registration.name, suite, options).items()
               if name not in options}
+    if isinstance(env, gym.Env):
+        preset = presets.for_one_environment(preset)
     chosen = {**preset, **options}
     for problem in problems_in(refuse_unknown, chosen, _known(registration)):
         problems.wrong(problem)
@@ -359,7 +363,9 @@ def _agent(
     number = problems.build(_checked_number, parts["evaluation"])
     if train_envs is None or number is None:
         return None
-    test_envs = train_envs.with_options(vec_env_size=number)
+    # An environment that is given as an object cannot be copied, so it is also the one in which the agent plays.
+    is_given = isinstance(train_envs.options.env_fn, GivenEnv)
+    test_envs = None if is_given else train_envs.with_options(vec_env_size=number)
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
     if isinstance(train_envs, MultiAgentEnvFactory):

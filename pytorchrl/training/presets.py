@@ -9,6 +9,7 @@ import gymnasium as gym
 
 from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.env.aliases import AnyEnv
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.schedules import Schedule, linear
 from pytorchrl.envs import make_factory
@@ -16,10 +17,10 @@ from pytorchrl.envs.suites import suite_of
 from pytorchrl.support.code import Code
 from pytorchrl.support.untyped import DataOfAgent
 
-EnvMaker = str | Callable[..., object]
-"""An id, or a function that makes one environment."""
+EnvMaker = str | AnyEnv | Callable[..., object]
+"""An id, an environment, or a function that makes one environment."""
 EnvSource = EnvMaker | Code
-"""The argument `env` of `train`: an id, or a function that makes one environment, or its name."""
+"""The argument `env` of `train`: an id, an environment, or a function that makes one environment, or its name."""
 
 # Defaults of `atari_factory`, repeated here so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
@@ -224,7 +225,7 @@ def suite_or_kind(algorithm: str, env: EnvMaker, envs: Callable[[], EnvFactory |
 
     Args:
         algorithm: Name of the algorithm.
-        env: An id, or a function that makes one environment.
+        env: An id, an environment, or a function that makes one environment.
         envs: Function that returns the factory of the environments, or None if it cannot be built; it is called only if
             the kind matters. None: one environment is built to read its spaces.
     """
@@ -254,3 +255,12 @@ def preset(
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
     return found
+
+
+def for_one_environment(preset: Mapping[str, object]) -> dict[str, object]:
+    """Return a preset with one environment in place of several, and as many steps in total, if it sets both numbers."""
+    num_envs, num_steps = preset.get("num_envs"), preset.get("num_steps")
+    if not isinstance(num_envs, int):
+        return dict(preset)
+    steps = {"num_steps": num_steps * num_envs} if isinstance(num_steps, int) else {}
+    return {**preset, "num_envs": 1, **steps}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import gymnasium as gym
 import torch
 
 from pytorchrl.agent.acting import POLICY, Acting, Chosen, Mask, MemoryState
@@ -20,6 +21,7 @@ from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
+from pytorchrl.agent.env.single import MAKE_ONE
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.option_values.descriptions import mapping
@@ -94,13 +96,19 @@ def _make_learner(training: Training) -> tuple[Learner, Agent]:
             if name not in _OF_CALLBACKS})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
-        run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
+        run_name = f"{registration.label}-{_name_of(env)}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, composition),
                       state=training.state, **learner_options)
     if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
         monitored = _monitored(agent.train_envs_factory, learner.log_dir)
         scheme.agent = replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
+
+
+def _name_of(env: EnvSource) -> str:
+    if isinstance(env, gym.Env):
+        return type(env.unwrapped).__name__
+    return env if isinstance(env, str) else getattr(env, "__name__", "env")
 
 
 def _title(registration: Registration, composition: Composition) -> str:
@@ -144,6 +152,11 @@ def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionV
     options = problems.build(lambda **own: build_options(Learner, own), composition.learner)
     if options is not None:
         is_recorded = any(given.get(name) is not None for name in ("record", "replay"))
+        is_given = agent is not None and agent.test_envs_factory is None
+        if is_given and options.eval_every is not None:
+            problems.add([Problem(
+                "eval_every needs a second environment, but an environment that is given as an object cannot be copied",
+                f"{MAKE_ONE}, or leave eval_every out", ("eval_every",))])
         problems.add(options.problems_with(has_tests=True, is_recorded=is_recorded))
         info_keywords = None if agent is None else getattr(agent.train_envs_factory.options, "info_keywords", None)
         if options.log_dir is None and info_keywords:
@@ -180,9 +193,10 @@ def train(
     Args:
         algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
             class; or "module:Class".
-        env: A gymnasium id; a class or function that makes one environment, or its name "module:name"; or the name of a
-            module with `parallel_env` (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several
-            agents.
+        env: A gymnasium id, or "module:id" if a module registers the id when it is imported; a class or function that
+            makes one environment, or its name "module:name"; the name of a module with `parallel_env` (PettingZoo),
+            such as "mpe2.simple_spread_v3", whose environments have several agents; or an environment, for a run with
+            one worker and one environment (`num_envs` is then 1, and nothing is evaluated during training).
         target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
         log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
             new directory in it, such as `runs/ppo-CartPole-v1-1`. If it is None, no files are written.

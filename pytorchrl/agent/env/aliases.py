@@ -30,8 +30,9 @@ AnySpace = gym.Space[EnvValue]
 AnyEnv = gym.Env[Observation, Action]
 AnyWrapper = gym.Wrapper[Observation, Action, Observation, Action]
 AnyVectorEnv = VectorEnv[Observation, Action, EnvValue]
-EnvFn = str | EnvSpec | Callable[..., UserPart]
-"""A Gymnasium id, an EnvSpec, or a function of keyword arguments that builds an environment or a vector environment."""
+EnvFn = str | EnvSpec | AnyEnv | Callable[..., UserPart]
+"""A Gymnasium id, an EnvSpec, an environment, or a function of keyword arguments that builds an environment or a vector
+environment."""
 EnvWrapper = Callable[[AnyEnv], AnyEnv]
 ResetResult = tuple[Observation, Info]
 """Observation and info."""

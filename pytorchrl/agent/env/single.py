@@ -20,7 +20,17 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
-from pytorchrl.agent.env.aliases import MASK_LEAF, AnyEnv, AnySpace, EnvFn, EnvKwargs, EnvWrapper, Info, ResetResult
+from pytorchrl.agent.env.aliases import (
+    MASK_LEAF,
+    AnyEnv,
+    AnySpace,
+    AnyWrapper,
+    EnvFn,
+    EnvKwargs,
+    EnvWrapper,
+    Info,
+    ResetResult,
+)
 from pytorchrl.agent.env.deadlines import TimedEnv
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
@@ -54,6 +64,37 @@ OLD_ID = re.compile(r"(?P<game>[A-Z][A-Za-z]*?)(?P<frames>NoFrameskip|Determinis
 """Form of the older ids of Atari, such as "BreakoutNoFrameskip-v4", "BreakoutDeterministic-v0" and "Breakout-v4"."""
 # Text in the entry point or the import error of an environment -> the extra that installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
+
+
+MAKE_ONE = "give a function that makes one environment, such as lambda: MyEnv()"
+"""What to do if an environment is given where several are needed."""
+
+
+class GivenEnv:
+    """A function that returns an environment that the user has built.
+
+    Only one vector environment at a time may use it. Closing this vector environment does not close the environment,
+    which belongs to the user.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: AnyEnv) -> None:
+        self.env = env
+        self.__name__ = self.__qualname__ = type(env.unwrapped).__name__
+
+    def __call__(self) -> AnyEnv:
+        """Return the environment, inside a wrapper that does not close it."""
+        return _LeftOpen(self.env)
+
+    def __repr__(self) -> str:
+        return f"<an environment of the class {self.__name__}>"
+
+
+class _LeftOpen(AnyWrapper):
+    def close(self) -> None:
+        """Do nothing, because the environment belongs to the user."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from pytorchrl.agent.env.common import (
 from pytorchrl.agent.env.guard import VectorResults, describe
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
-from pytorchrl.agent.env.single import Blueprint, registered_spec
+from pytorchrl.agent.env.single import MAKE_ONE, Blueprint, GivenEnv, registered_spec
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
@@ -96,7 +96,8 @@ class VecEnv(Part):
 
         env_fn: OptionValue = option(  # `EnvFn`, checked below
             help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment "
-            "(or, if it takes num_envs, a vector environment).")
+            "(or, if it takes num_envs, a vector environment). One worker with one environment also accepts an "
+            "environment.")
         backend: str = option(
             "auto", help="Method of stepping the environments. auto uses the native vector environment if one exists, "
             "else sync. For fewer than 4 of Gymnasium's classic control environments (such as CartPole), auto uses "
@@ -130,18 +131,24 @@ class VecEnv(Part):
 
         def __post_init__(self) -> None:
             """Check each field and the combinations of fields."""
+            if isinstance(self.env_fn, gym.Env):
+                object.__setattr__(self, "env_fn", GivenEnv(self.env_fn))
             super().__post_init__()
             if not (isinstance(self.env_fn, (str, EnvSpec)) or callable(self.env_fn)):
                 raise ConfigError(
-                    f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
-                    "pass the function, not its result")
+                    f"env_fn must be a Gymnasium id, an EnvSpec, a function or a gymnasium.Env, got {self.env_fn!r}")
             if clash := set(self.info_keywords) & set(Monitor.COLUMNS):
                 raise ConfigError(
                     f"info_keywords must differ from the columns {list(Monitor.COLUMNS)}, got {sorted(clash)}")
 
         def contradictions(self) -> Iterator[Problem]:
-            """Refuse a number of restarts if environments are not restarted."""
+            """Refuse a number of restarts if environments are not restarted, and several uses of one environment."""
             yield from super().contradictions()
+            if isinstance(self.env_fn, GivenEnv):
+                for name, allowed in (("vec_env_size", (1,)), ("backend", ("auto", "sync"))):
+                    if (value := getattr(self, name)) not in allowed:
+                        yield Problem(f"{name} must be {' or '.join(map(repr, allowed))} for an environment that is "
+                                      f"given as an object, got {value!r}", MAKE_ONE, (name,))
             if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
                 yield Problem(
                     f"max_env_restarts={self.max_env_restarts} needs on_env_error='restart', got {self.on_env_error!r}",

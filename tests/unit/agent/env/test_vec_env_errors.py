@@ -41,7 +41,7 @@ def test_unsupported_spaces_are_reported():
     ({"env_fn": "Qqqq"}, "Is its package imported.*'module:id', where the module registers the id"),
     ({"env_fn": "ALE/Pong-v6"}, "'ALE/Pong-v5'"),
     ({"env_fn": "no_such_module_here:Env-v0"}, "no_such_module_here"),
-    ({"env_fn": CountingEnv()}, "env_fn must be"),
+    ({"env_fn": 3}, "env_fn must be"),
     ({"env_fn": lambda: 3}, "must return a gymnasium.Env, got int"),
     ({"env_fn": lambda num_envs: CountingEnv()}, "VectorEnv of that size"),
     ({"env_fn": CountingEnv, "vec_env_size": 0}, "vec_env_size must be a whole number >= 1, got 0"),
