@@ -226,6 +226,7 @@ class Learner:
                 if self.options.eval_every is not None and self.updates:
                     self._evaluations.keep(self.evaluate(self.options.eval_episodes))
                     self._record()
+                self._end_progress()  # before the caller prints results
         except Unblocked:
             logger.debug("the update in progress at the interruption was abandoned")
         except Exception as error:
@@ -431,10 +432,16 @@ class Learner:
             if has_started:
                 self._callbacks.call("on_end", self.summary())
         finally:
-            if self._progress is not None and has_started:
-                self._progress.show(self._measured.status(self._evaluations.last), last=True)
+            if has_started:
+                self._end_progress()
             self._close_files()
         return self.ledger
+
+    def _end_progress(self) -> None:
+        """Show the last figures, and end the progress line; further calls have no effect."""
+        if self._progress is not None:
+            self._progress.show(self._measured.status(self._evaluations.last), last=True)
+            self._progress.close()
 
     def _close_files(self) -> None:
         if self._progress is not None:

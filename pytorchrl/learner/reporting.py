@@ -316,20 +316,23 @@ def _clock(seconds: float) -> str:
 class Progress:
     """The progress line on stderr.
 
-    In a terminal, the line is redrawn in place, by rich if that is installed. Elsewhere, new lines are printed.
+    In a terminal, the line is redrawn in place, by rich if that is installed. In a notebook, it is redrawn on stdout,
+    because notebooks show stderr as errors. Elsewhere, new lines are printed.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
-        self._stream: IO[str] | None = stream if stream is not None else sys.stderr
+        in_notebook = stream is None and type(sys.stderr).__module__.split(".")[0] == "ipykernel"
+        self._stream: IO[str] | None = stream or (sys.stdout if in_notebook else sys.stderr)
         self._live: _RichLine | None = None
         self._width = 0
+        self._shown: tuple[object, ...] = ()  # the figures of the last line, outside a terminal
         # Outside a terminal, lines are not overwritten, so the pauses between lines grow from one to sixty seconds.
         self._pause_s, self._next_line = 1.0, 0.0
         try:
-            self._terminal = self._stream is not None and self._stream.isatty()
+            self._terminal = in_notebook or (self._stream is not None and self._stream.isatty())
         except ValueError:  # the stream is closed
             self._terminal, self._stream = False, None
-        if self._terminal:
+        if self._terminal and not in_notebook:
             self._live = _rich_progress(self._stream)
 
     def announce(self, text: str, *, keep: bool = False) -> None:
@@ -363,9 +366,9 @@ class Progress:
                 self._width = len(line)
                 self._stream.flush()
             else:
-                now = time.monotonic()
-                if last or now >= self._next_line:
-                    self._next_line = now + self._pause_s
+                now, figures = time.monotonic(), (status["env_steps"], status["return_mean"], status.get("eval_return"))
+                if figures != self._shown if last else now >= self._next_line:
+                    self._next_line, self._shown = now + self._pause_s, figures
                     self._pause_s = min(60.0, 1.5 * self._pause_s)
                     self._stream.write(progress_text(status) + "\n")
                     self._stream.flush()

@@ -132,13 +132,38 @@ def test_lines_outside_a_terminal_become_less_frequent(monkeypatch):
         now[0] += 0.25
     lines = stream.getvalue().splitlines()
     assert 5 <= len(lines) <= 12
-    progress.show(STATUS, last=True)
+    progress.show({**STATUS, "env_steps": 600}, last=True)
     assert len(stream.getvalue().splitlines()) == len(lines) + 1
 
 
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+
+def test_the_last_line_is_shown_once_and_again_only_with_new_figures():
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.show(STATUS)
+    progress.show(STATUS, last=True)
+    assert len(stream.getvalue().splitlines()) == 1
+    progress.show({**STATUS, "env_steps": 600}, last=True)
+    progress.show({**STATUS, "env_steps": 600}, last=True)
+    assert [line.split("/")[0].strip() for line in stream.getvalue().splitlines()] == ["500", "600"]
+
+
+def test_in_a_notebook_the_line_is_redrawn_on_stdout(monkeypatch, capsys):
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("sys.stderr", stream)
+    progress = Progress()
+    progress.announce("starting", keep=True)
+    for steps in (500, 600):
+        progress.show({**STATUS, "env_steps": steps})
+    progress.close()
+    out = capsys.readouterr().out
+    assert stream.getvalue() == ""
+    assert out.count("\n") == 2
+    assert out.count("\r") >= 2
 
 
 @pytest.mark.parametrize("with_rich", [True, False])

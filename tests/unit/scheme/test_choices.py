@@ -1,4 +1,5 @@
-"""Tests of `mixed_precision="auto"` in schemes: one decision for all workers, which resumed and replayed runs keep."""
+"""Tests of `mixed_precision="auto"` and `compile="auto"` in schemes: one decision for all workers, which resumed and
+replayed runs keep."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ import pytest
 import torch
 
 from pytorchrl import (
-    DQN, PPO, R2D2, SAC, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme,
-    SequenceBuffer, VecEnv, multi_agent,
+    APPO, DQN, PPO, R2D2, SAC, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme,
+    SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
 )
-from pytorchrl.agent.algorithms import precision
-from pytorchrl.agent.algorithms.precision import PrecisionTrial
+from pytorchrl.agent.algorithms import compile_rule, precision
+from pytorchrl.agent.algorithms.precision import PrecisionOptions, PrecisionTrial
 from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import CheckpointError, DeviceError
+from pytorchrl.scheme.choices import decide_choices
 from tests.unit.scheme.checkpointed import through_a_file
 
 FASTER = {True: PrecisionTrial(2.0, 1.0), False: PrecisionTrial(1.0, 2.0)}
@@ -186,3 +188,108 @@ def test_a_device_that_only_workers_have_is_refused(make):
     with pytest.raises(DeviceError, match="the device on which mixed_precision='auto' measures must be one of"):
         scheme.start()
     assert scheme.runtime is None
+
+
+# compile="auto"
+
+
+def compile_choice(kind, target_steps, settings=None, actor_options=None, **options):
+    """Return whether a run of `target_steps` would compile, without starting any worker."""
+    algorithm, actor, storage, envs = agent_of(kind, **options)
+    if actor_options:
+        actor = actor.cls.create_factory(envs.observation_space, envs.action_space, **actor_options)
+    scheme = Scheme(algorithm, actor, storage, envs, seed=1, **(settings or {}))
+    decided = decide_choices(scheme.agent, scheme.nested, target_steps)
+    return decided.algo_factory.options.compile
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    monkeypatch.setattr(compile_rule, "has_compiler", lambda: True)
+
+
+def test_only_runs_with_many_updates_are_compiled(compiler):
+    # Updates: 2 epochs of 16 samples each for PPO, one per 8 env steps for SAC and DQN.
+    for kind, target_steps, expected in [
+            ("ppo", 500, False), ("ppo", 100_000, False), ("ppo", 1_000_000, True),
+            ("sac", 500, False), ("sac", 50_000, False), ("sac", 200_000, True),
+            ("dqn", 100_000, False), ("dqn", 1_000_000, True)]:
+        assert compile_choice(kind, target_steps) is expected, (kind, target_steps)
+        updates = compile_rule._COMPILE_S / compile_rule._SAVED_S[kind.upper()]
+        per_step = 1 / 8
+        assert (updates < target_steps * per_step) is expected, (kind, target_steps)
+
+
+def test_options_that_change_the_number_of_updates_change_the_choice(compiler):
+    assert compile_choice("sac", 20_000, update_every=1) is True
+    assert compile_choice("sac", 20_000, update_every=1, start_steps=19_000) is False
+    assert compile_choice("sac", 20_000, update_every=50, num_updates=50) is True
+    assert compile_choice("ppo", 200_000, num_epochs=4) is True
+    assert compile_choice("ppo", 200_000, num_epochs=4, mini_batch_size=32) is True
+    assert compile_choice("ppo", 200_000, num_epochs=1) is False
+
+
+class OwnPPO(PPO):
+    pass
+
+
+def extractor(space):
+    return torch.nn.Identity()
+
+
+def test_what_was_not_measured_is_not_compiled(compiler, monkeypatch):
+    millions = 10**8
+    assert compile_choice("ppo", millions) is True
+    assert compile_choice("ppo", millions, {"num_grad_workers": 2, "runtime": "simulated"}) is False
+    assert compile_choice("ppo", millions, {"num_col_workers": 2, "runtime": "simulated"}) is True
+    assert compile_choice("ppo, memory", millions) is False
+    assert compile_choice("r2d2", millions) is False
+    assert compile_choice("ppo", millions, actor_options={"feature_extractor": extractor}) is False
+    own = agent_of("ppo")
+    scheme = Scheme(OwnPPO.create_factory(num_mini_batch=2), *own[1:], seed=1)
+    assert decide_choices(scheme.agent, scheme.nested, millions).algo_factory.options.compile is False
+    for value in (True, False):
+        assert compile_choice("ppo", 500 if value else millions, compile=value) is value
+    monkeypatch.setattr(compile_rule, "has_compiler", lambda: False)
+    assert compile_choice("ppo", millions) is False
+
+
+def test_a_slow_policy_that_cannot_be_compiled_is_not(compiler):
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)
+    for target_network in (False, True):
+        scheme = Scheme(APPO.create_factory(target_network=target_network, kl_coef=0.1), actor,
+                        VTraceBuffer.create_factory(16), envs, seed=1)
+        found = decide_choices(scheme.agent, scheme.nested, 10**8).algo_factory.options.compile
+        assert found is not target_network
+
+
+def test_the_choice_stays_in_resumed_and_replayed_runs(make, compiler, monkeypatch, tmp_path):
+    def scheme(**settings):
+        return make("ppo", False, **{"runtime": "simulated", **settings})
+
+    monkeypatch.setattr("pytorchrl.scheme.choices.is_worth_compiling", lambda agent, shape, steps: steps >= 1000)
+    monkeypatch.setattr(PrecisionOptions, "is_compiled", False)  # nothing is compiled in this test
+    first = scheme()
+    first.start(100)
+    first.step()
+    state = through_a_file(first.checkpoint())
+    assert first.agent.choices["compile"] == {"": False}
+    assert state["choices"]["compile"] == {"": False}
+    longer = scheme()
+    longer.resume(state)
+    longer.start(10_000)
+    assert longer.agent.choices["compile"] == {"": False}
+    recorded = scheme(record=str(tmp_path / "record"))
+    recorded.start(2000)
+    recorded.step()
+    recorded.stop()
+    replayed = scheme(replay=str(tmp_path / "record"))
+    monkeypatch.setattr("pytorchrl.scheme.choices.is_worth_compiling", lambda agent, shape, steps: False)
+    replayed.start(2000)
+    assert recorded.agent.choices["compile"] == replayed.agent.choices["compile"] == {"": True}
+
+
+def test_an_algorithm_without_a_scheme_is_not_compiled():
+    assert not PPO.create_factory().options.is_compiled
+    assert PPO.create_factory().options.compile == "auto"

@@ -158,3 +158,12 @@ def test_every_algorithm_has_the_option_for_the_number_of_evaluation_environment
     assert agent.train_envs_factory.num_envs == 1
     assert option_specs("dqn")["num_eval_envs"].default == 8
     assert compose("dqn", "CartPole-v1", {})[0].test_envs_factory.num_envs == 8
+
+
+def test_the_last_progress_line_comes_once_and_before_results(capsys):
+    learner, _ = make_learner("ppo", "CartPole-v1", target_steps=1024, num_epochs=1)
+    with learner:
+        learner.train()
+        before = capsys.readouterr().err
+    assert before.count("100%") == 1
+    assert capsys.readouterr().err == ""
