@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+_FEWEST_FOR_BAND = 4
+"""Smallest number of runs whose confidence interval is drawn."""
+
 __all__ = ["plot_comparison", "plot_groups", "plot_runs", "read_curve"]
 
 
@@ -32,8 +35,10 @@ def plot_groups(
 ) -> None:
     """Draw one line per group of runs into a PNG or SVG file, with a band that shows the confidence interval.
 
+    The interval of two or three runs is much wider than their curves, so these curves are drawn in place of a band.
+
     Args:
-        groups: Label -> directories of runs on one task. A group with a single run has no band.
+        groups: Label -> directories of runs on one task. A group with fewer than four runs has no band.
         output: Path of the file. Its format is SVG if its name ends in `.svg`, otherwise PNG.
         x: Name of a number in the records, for the horizontal axis.
         y: Name of another number in the records, for the vertical axis.
@@ -55,8 +60,11 @@ def plot_groups(
         line, = axes.plot(grid, found.value, marker="." if len(grid) == 1 else None)
         lines.append(line)
         texts.append(label + count)
-        if len(run_dirs) > 1:
+        if len(run_dirs) >= _FEWEST_FOR_BAND:
             axes.fill_between(grid, found.low, found.high, color=line.get_color(), alpha=0.2, linewidth=0)
+        elif len(run_dirs) > 1:
+            for curve in curves:
+                axes.plot(*curve, color=line.get_color(), alpha=0.35, linewidth=0.8)
     axes.set(xlabel=_plain(x.replace("_", " ")), ylabel=_plain(y.replace("_", " ")))
     axes.grid(alpha=0.3)
     _add_legend(axes, lines, texts)

@@ -45,3 +45,23 @@ def test_legends_show_labels_that_begin_with_an_underscore(tmp_path):
 def texts_of(path):
     """Return the texts of an SVG file of matplotlib, which draws texts as paths, each after a comment with the text."""
     return re.findall("<!-- (.*?) -->", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("num_runs", "bands", "lines"), [(1, 0, 1), (2, 0, 3), (3, 0, 4), (4, 1, 1)])
+def test_fewer_than_four_runs_are_drawn_as_curves_that_determine_the_axis(
+        tmp_path, monkeypatch, num_runs, bands, lines):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr("pytorchrl.analysis.plotting._save", lambda figure, output: figures.append(figure))
+    for run in range(num_runs):
+        (tmp_path / str(run)).mkdir()
+        records = [{"env_steps": step, "return_mean": 0.1 * step * (1 + run % 2)} for step in (1, 2, 3)]
+        (tmp_path / str(run) / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    plot_groups({"runs": [tmp_path / str(run) for run in range(num_runs)]}, tmp_path / "plot.png")
+    (axes,) = figures[0].axes
+    assert (len(axes.collections), len(axes.lines)) == (bands, lines)
+    if num_runs < 4:
+        low, high = axes.get_ylim()
+        largest = 0.3 * min(num_runs, 2)
+        assert 0.0 < low < 0.1
+        assert largest < high < 1.1 * largest
