@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _COMPILE_S = 25.0
 """Processor time of compiling the losses of one algorithm, in seconds."""
-_SAVED_S = {"PPO": 1.1e-3, "A2C": 0.8e-3, "IMPALA": 0.8e-3, "APPO": 1.1e-3, "DQN": 0.6e-3, "DDPG": 1.0e-3,
+_SAVED_S = {"PPO": 1.1e-3, "A2C": 0.8e-3, "IMPALA": 0.6e-3, "APPO": 1.0e-3, "DQN": 0.6e-3, "DDPG": 1.0e-3,
             "TD3": 1.3e-3, "SAC": 2.0e-3}
 """Processor time that compilation saves in each update, in seconds, by the name of the algorithm's class.
 

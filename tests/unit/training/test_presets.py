@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
+from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
 from pytorchrl.training import presets
 from pytorchrl.training.composition import compose, compose_parts, option_specs
 from pytorchrl.training.training import make_learner, train
+from tests.conftest import ROOT
 
 VECTOR, GOAL = Box(-10, 10, (3,), np.float64), Box(-1, 1, (2,), np.float64)
 IMAGE, CHANNELS_FIRST = Box(0, 255, (40, 44, 3), np.uint8), Box(0, 255, (3, 40, 44), np.uint8)
@@ -167,3 +170,13 @@ def test_the_last_progress_line_comes_once_and_before_results(capsys):
         before = capsys.readouterr().err
     assert before.count("100%") == 1
     assert capsys.readouterr().err == ""
+
+
+def test_the_page_about_presets_lists_the_options_of_each_kind():
+    page = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
+    rows = {(algorithm, kind): options for algorithm, kind, options in re.findall(
+        r"^\| `(\w+)` \| (\w+) \| (.+) \|$", page, re.MULTILINE)}
+    assert rows == {
+        (algorithm, kind): ", ".join(
+            f"`{name}={to_python(value)}`" for name, value in options.items() if name != "target_steps")
+        for (algorithm, kind), options in presets.registered().items() if kind in presets.KINDS}
