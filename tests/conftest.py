@@ -102,6 +102,14 @@ def place_of(item):
     return 1 if folder == "unit" and not is_slow else 3, not is_slow, FOLDERS.index(folder)
 
 
+@pytest.fixture(autouse=True)
+def never_compile(monkeypatch):
+    """Let `compile="auto"` never compile: many tests have a large `target_steps`, and stop after a few updates."""
+    rule = sys.modules.get("pytorchrl.agent.algorithms.compile_rule")
+    if rule is not None:
+        monkeypatch.setattr(rule, "has_compiler", lambda: False)
+
+
 def pytest_runtest_setup(item):
     """Fail if pytest or pytest-xdist ignores test groups; otherwise, each process would start its own Ray cluster."""
     group = item.get_closest_marker("xdist_group")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeAlias
 
+from pytorchrl.agent.algorithms.precision import is_compiled
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options
@@ -115,7 +116,7 @@ class Learner:
         with self._files.resuming():
             self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._state = State.RUNNING
-        if self._progress is not None and any(self.scheme.agent.choices["compile"].values()):
+        if self._progress is not None and is_compiled(self.scheme.agent.algo_factory):
             self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
         self._next_look = time.perf_counter()

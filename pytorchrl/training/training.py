@@ -224,9 +224,11 @@ def _train(training: Training) -> TrainedAgent:
         learner.train()
         acting_state = learner.scheme.acting_state()
         state = learner.last_state() if _keeps_state(learner) else None
+    # The algorithm of the scheme contains the values that the scheme has chosen for options that were "auto".
     return TrainedAgent(
-        agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(),
-        log_dir=learner.log_dir, training=replace(training, state=state))
+        agent=replace(agent, algo_factory=learner.scheme.agent.algo_factory), acting_state=acting_state,
+        seed=learner.scheme.seed, summary=learner.summary(), log_dir=learner.log_dir,
+        training=replace(training, state=state))
 
 
 def _keeps_state(learner: Learner) -> bool:

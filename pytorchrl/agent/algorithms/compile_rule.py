@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,9 +70,9 @@ def num_updates(algorithm: Factory[UserPart], shape: BatchShape, target_steps: i
 
 
 def has_compiler() -> bool:
-    """Return whether this machine has a C++ compiler and the headers of Python, which compiled losses need."""
+    """Return whether this machine has Linux, a C++ compiler and the headers of Python, which compiled losses need."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    return shutil.which(os.environ.get("CXX") or "g++") is not None and headers.exists()
+    return (sys.platform == "linux" and shutil.which(os.environ.get("CXX") or "g++") is not None and headers.exists())
 
 
 def _is_ours(cls: type) -> bool:

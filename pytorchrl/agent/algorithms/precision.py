@@ -126,6 +126,11 @@ def choices_of(algorithm: PartFactory[object]) -> dict[str, dict[str, bool]]:
             for name, values in found.items()}
 
 
+def is_compiled(algorithm: PartFactory[object]) -> bool:
+    """Return whether the losses of a policy are compiled."""
+    return any(getattr(own.options, "is_compiled", False) for own in policies_of(algorithm).values())
+
+
 def undecided(algorithm: PartFactory[object], name: str) -> list[str]:
     """Return the names of the policies whose option `name` is "auto"."""
     return [policy for policy, own in policies_of(algorithm).items() if getattr(own.options, name, None) == AUTO]

@@ -159,8 +159,8 @@ def _advice(name: str) -> str:
     found = next((place for start, place in _PACKAGES.items() if name.startswith(start)), None)
     if found is not None:
         module, package = found
-        return (f"{meant}Ids like this one are registered by {module}: write '{module}:{name}'; if it is not "
-                f"installed, pip install {package}")
+        return (f"{meant}Ids like this one are registered by {module}: write '{module}:{name}'; install "
+                f"{package} if it is missing")
     hint = ("Is its package imported? Name an environment of another package or of your own 'module:id', where the "
             "module registers the id with gymnasium.register, or pass its class in Python.")
     if "/" in name and name.replace("/", "").isidentifier():

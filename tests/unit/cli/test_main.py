@@ -179,7 +179,7 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
     (["--mini-batch-size", "64", "--num-mini-batch", "4"], "num_mini_batch=4 and mini_batch_size=64 both set"),
     (["--num-mini-batch", "4096"], "batch 1024 = 1 collection workers x 8 environments x 128 steps"),
     (["--optimizer", "adm"], "did you mean 'adam'"),
-    (["--compile", "maybe"], "--compile: expected yes|no, got 'maybe'"),
+    (["--compile", "maybe"], "compile must be one of [False, True, 'auto'], got 'maybe'"),
     (["--hidden-sizes", "64,x"], "--hidden-sizes: expected INT,..."),
     (["--hidden-sizes", "64", "x"], "--hidden-sizes: expected INT,..., got 'x'"),
     (["--activation", "ReLU6"], "activation must be one of ['tanh', 'relu'"),
