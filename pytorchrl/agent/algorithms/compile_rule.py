@@ -12,19 +12,16 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.agent.fit import check_fit
-from pytorchrl.agent.options import Factory
-from pytorchrl.support.problems import problems_in
-from pytorchrl.support.untyped import UserPart
+from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.factories import Agent
+    from pytorchrl.agent.factories import Agent, AlgorithmFactory
 
 _COMPILE_S = 25.0
 """Processor time of compiling the losses of one algorithm, in seconds."""
@@ -56,12 +53,14 @@ def is_worth_compiling(agent: Agent, shape: Callable[[], BatchShape], target_ste
     extractor = getattr(actor.options, "feature_extractor", None)
     if callable(extractor) or any(map(is_image, agent.train_envs_factory.observation_space.values())):
         return False
-    compiled = replace(algorithm, options=algorithm.options.replaced(compile=True))
-    unfit = problems_in(check_fit, compiled, actor, agent.storage_factory)
-    return not unfit and not [*compiled.options.contradictions()] and has_compiler()
+    try:
+        check_fit(algorithm.with_options(compile=True), actor, agent.storage_factory)
+    except ConfigError:
+        return False
+    return has_compiler()
 
 
-def num_updates(algorithm: Factory[UserPart], shape: BatchShape, target_steps: int) -> int:
+def num_updates(algorithm: AlgorithmFactory, shape: BatchShape, target_steps: int) -> int:
     """Return the approximate number of updates of a run of an algorithm of this package."""
     options = algorithm.options
     if algorithm.cls.learns_from.is_kept:

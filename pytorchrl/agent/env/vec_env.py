@@ -493,10 +493,6 @@ class EnvFactory(Factory[VecEnv]):
         """E, the number of environments."""
         return int(self.options.vec_env_size)
 
-    def with_options(self, **options: object) -> EnvFactory:
-        """Return a factory with other values of options that do not change the spaces, such as `vec_env_size`."""
-        return dataclasses.replace(self, options=self.options.replaced(**options))
-
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword
         self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,
         num_threads: int = 1, incarnation: int = 0,
