@@ -189,15 +189,22 @@ def read(path: Path) -> dict[str, object]:
     return found
 
 
+class RunState(NamedTuple):
+    """The state of a run, as a checkpoint contains it."""
+
+    scheme: StateDict
+    """The state of the scheme."""
+    learner: StateDict
+    """The state of the learner."""
+
+
 class Newest(NamedTuple):
     """The newest checkpoint that can be read."""
 
     path: Path
     """The file of the checkpoint."""
-    scheme: StateDict
-    """The state of the scheme."""
-    learner: StateDict
-    """The state of the learner."""
+    state: RunState
+    """Its contents."""
     damaged: tuple[Path, ...]
     """The newer checkpoints, none of which can be read."""
 
@@ -214,7 +221,7 @@ def newest(directory: Path) -> Newest | None:
     damaged: list[Path] = []
     for path in paths(directory):
         try:
-            found = cast("StateDict", read(path))
+            found = cast("Mapping[str, StateDict]", read(path))
         except CheckpointError as error:  # noqa: PERF203 - there are few checkpoints
             if not os.path.lexists(path):  # another process continues the run, and has removed this file
                 continue
@@ -224,7 +231,7 @@ def newest(directory: Path) -> Newest | None:
             if problem is not None:
                 logger.warning("%s; the run continues from %s instead, so the %d env steps in between are lost and "
                                "taken again", problem, path.name, env_steps_of(damaged[0]) - env_steps_of(path))
-            return Newest(path, found["scheme"], found["learner"], tuple(damaged))
+            return Newest(path, RunState(**found), tuple(damaged))
     if problem is not None:
         raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to start a new run, use "
                               "another log_dir, or overwrite=True instead of resume=True") from problem
@@ -236,7 +243,7 @@ def newest_checkpoint(directory: Path) -> int | None:
     return next(map(env_steps_of, paths(directory)), None)
 
 
-def write_checkpoint(log_dir: Path, state: StateDict) -> None:
+def write_checkpoint(log_dir: Path, state: RunState) -> None:
     """Write the `last_state()` of a learner as a checkpoint of the run in `log_dir`; all others are kept.
 
     Raises:
@@ -245,7 +252,7 @@ def write_checkpoint(log_dir: Path, state: StateDict) -> None:
     directory = log_dir / CHECKPOINTS
     try:
         directory.mkdir(exist_ok=True)
-        save(_path_of(directory, state["learner"]["env_steps"]), state)
+        save(_path_of(directory, state.learner["env_steps"]), state._asdict())
     except OSError as error:
         raise ConfigError(f"the state of the run cannot be written to {str(directory)!r}: {error}") from error
 

@@ -21,7 +21,7 @@ from pytorchrl.files.atomic import saved_int
 from pytorchrl.files.lines import check_appended
 from pytorchrl.files.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.learner import checkpoints
-from pytorchrl.learner.checkpoints import CheckpointFiles, Written
+from pytorchrl.learner.checkpoints import CheckpointFiles, RunState, Written
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.learner.reporting import EpisodeWindow, Means, Recorder, description, write_json
 from pytorchrl.scheme.options.base import as_keywords
@@ -96,30 +96,29 @@ class RunFiles:
         newest = self.newest_checkpoint() if is_wanted else None
         if newest is not None:
             self._resumed_from = newest.path
-            return self.resume_from(scheme, {"scheme": newest.scheme, "learner": newest.learner})
+            return self.resume_from(scheme, newest.state)
         if is_changed:
             self.close()
             raise ConfigError(f"another run has used log_dir {str(self._log_dir)!r} since this learner was built; "
                               "build a new learner, with resume=True to continue that run, or with another log_dir")
         return None
 
-    def resume_from(self, scheme: Scheme, state: StateDict) -> StateDict:
+    def resume_from(self, scheme: Scheme, state: RunState) -> StateDict:
         """Make a scheme continue from the state of a run, and return the learner's part of the state.
 
         Raises:
             CheckpointError: The state does not fit the scheme.
         """
-        learner: StateDict = state["learner"]
         try:
             with self.resuming():
-                scheme.resume(state["scheme"])
-            _check_learner(learner)
+                scheme.resume(state.scheme)
+            _check_learner(state.learner)
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise CheckpointError(f"{str(self._resumed_from)!r} does not contain the state of a run: {error!r}",
                                   ) from error
-        return learner
+        return state.learner
 
     @contextmanager
     def resuming(self) -> Iterator[None]:
@@ -170,7 +169,7 @@ class RunFiles:
         newest, records = checkpoints.newest(self._log_dir / CHECKPOINTS), self._log_dir / METRICS_FILE
         if newest is None:
             return None
-        state, self._damaged = newest.learner.get("records"), newest.damaged
+        state, self._damaged = newest.state.learner.get("records"), newest.damaged
         if not isinstance(state, Mapping):
             raise CheckpointError(f"{str(newest.path)!r} contains {state!r:.100} instead of the state of the records")
         if records.exists():
@@ -220,14 +219,14 @@ class RunFiles:
         """
         if self._checkpoints is None or self._recorder is None:
             return
-        state = self.state(scheme, learner)
+        state = self.state(scheme, learner)._asdict()
         self._writing.start(functools.partial(
             self._write_checkpoint, self._checkpoints, Written(env_steps, version), state, started_at))
 
-    def state(self, scheme: Mapping[str, object], learner: Mapping[str, object]) -> StateDict:
+    def state(self, scheme: Mapping[str, object], learner: Mapping[str, object]) -> RunState:
         """Return the contents of a checkpoint; see `checkpoint` for the arguments."""
         records = {} if self._recorder is None else {"records": self._recorder.state}
-        return {"scheme": scheme, "learner": {**copy.deepcopy(dict(learner)), **records}}
+        return RunState(dict(scheme), {**copy.deepcopy(dict(learner)), **records})
 
     def _write_checkpoint(
         self, files: CheckpointFiles, written: Written, state: Mapping[str, object], started_at: float,

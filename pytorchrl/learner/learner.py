@@ -16,6 +16,7 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.callbacks.base import Callbacks
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.files.run_directory import MODEL_NAME, is_directory_of_runs, prepare_log_dir
+from pytorchrl.learner.checkpoints import RunState
 from pytorchrl.learner.files import RunFiles, described_run
 from pytorchrl.learner.measurements import Due, EvaluationTimer, Measurements, Target
 from pytorchrl.learner.options import LearnerOptions
@@ -28,7 +29,7 @@ from pytorchrl.support.signals import GRACE_S, Interrupts, Unblocked
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import State, in_turn
 from pytorchrl.support.tracebacks import brief_errors_of
-from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.support.untyped import MetricsDict, OptionValue
 
 logger = get_logger(__name__)
 
@@ -70,7 +71,7 @@ class Learner:
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
         recipe: Mapping[str, object] | None = None, run_name: str | None = None, title: str | None = None,
-        state: StateDict | None = None, **options: OptionValue,
+        state: RunState | None = None, **options: OptionValue,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -396,7 +397,7 @@ class Learner:
             self._callbacks.call("on_checkpoint")
 
     @in_turn("_turn")
-    def last_state(self) -> StateDict:
+    def last_state(self) -> RunState:
         """Return the state of the run, from which another learner can continue it; this learner must then be stopped.
 
         The state has the contents of a checkpoint.
@@ -405,7 +406,7 @@ class Learner:
         scheme = self.scheme.checkpoint(is_last=True)
         return self._files.state(scheme, self._own_state(time.perf_counter()))
 
-    def _own_state(self, now: float) -> StateDict:
+    def _own_state(self, now: float) -> dict[str, object]:
         """Return the learner's part of a checkpoint."""
         self._measured.count()
         self._measured.take_episodes()

@@ -341,9 +341,9 @@ def compose_parts(
     return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
 
 
-def _divided(specs: Mapping[str, OptionSpec], options: Mapping[str, object]) -> dict[str, dict[str, OptionValue]]:
+def _divided(specs: Mapping[str, OptionSpec], options: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Return the options of each part, under their names in the part; options without a part are left out."""
-    parts: dict[str, dict[str, OptionValue]] = {spec.part: {} for spec in specs.values()}
+    parts: dict[str, dict[str, object]] = {spec.part: {} for spec in specs.values()}
     for name, value in options.items():
         if name in specs:
             parts[specs[name].part][specs[name].own_name] = value
@@ -351,7 +351,7 @@ def _divided(specs: Mapping[str, OptionSpec], options: Mapping[str, object]) -> 
 
 
 def _agent(
-    registration: Registration, train_envs: EnvFactory | None, parts: Mapping[str, dict[str, OptionValue]],
+    registration: Registration, train_envs: EnvFactory | None, parts: Mapping[str, dict[str, object]],
     problems: Problems,
 ) -> Agent | None:
     """Return the agent, whose wrong options are left out; None if a part cannot be built.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import cast
 
 import gymnasium as gym
 
 from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.env import EnvFactory
-from pytorchrl.agent.env.aliases import AnyEnv
+from pytorchrl.agent.env.aliases import AnyEnv, AnySpace
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.schedules import Schedule, linear
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import suite_of
 from pytorchrl.support.code import Code
-from pytorchrl.support.untyped import DataOfAgent
 
 EnvMaker = str | AnyEnv | Callable[..., object]
 """An id, an environment, or a function that makes one environment."""
@@ -212,9 +212,10 @@ def is_registered(algorithm: str, suite: str) -> bool:
 
 def kind_of(envs: EnvFactory) -> str:
     """Return the kind of environments, a key of `KINDS`."""
-    spaces: DataOfAgent = envs.observation_space, envs.action_space
-    observations, actions = (  # of all policies
-        ([*each.values()] if isinstance(envs, MultiAgentEnvFactory) else [each]) for each in spaces)
+    observations, actions = [envs.observation_space], [envs.action_space]
+    if isinstance(envs, MultiAgentEnvFactory):  # then the spaces are mappings from policies
+        observations = list(cast("Mapping[str, dict[str, AnySpace]]", envs.observation_space).values())
+        actions = list(cast("Mapping[str, AnySpace]", envs.action_space).values())
     if any(is_image(leaf) for leaves in observations for leaf in leaves.values()):
         return "images"
     return "continuous" if all(isinstance(space, gym.spaces.Box) for space in actions) else "vectors"

@@ -34,7 +34,7 @@ from pytorchrl.errors import CheckpointError, ConfigError, Problem, WeightsError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, is_directory_of_runs
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_tensors_of, check_finite, read_sealed, save
-from pytorchrl.learner.checkpoints import newest_checkpoint, write_checkpoint
+from pytorchrl.learner.checkpoints import RunState, newest_checkpoint, write_checkpoint
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
@@ -43,7 +43,7 @@ from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import brief_errors
-from pytorchrl.support.untyped import MetricsDict, OptionValue, StateDict
+from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
 from pytorchrl.training.composition import Composition, compose_parts, option_specs, with_code
 from pytorchrl.training.configuration import load_config
@@ -77,8 +77,8 @@ class Training:
 
     algorithm: str | type[Algorithm]
     env: EnvSource
-    options: Mapping[str, OptionValue]
-    state: StateDict | None = None
+    options: Mapping[str, object]
+    state: RunState | None = None
 
 
 def _make_learner(training: Training) -> tuple[Learner, Agent]:
@@ -334,7 +334,7 @@ class TrainedAgent:
         """
         steps = check_whole("steps", steps)
         training = self._training or self._training_in_directory()
-        done = self._steps_in_checkpoint() if training.state is None else training.state["learner"]["env_steps"]
+        done = self._steps_in_checkpoint() if training.state is None else training.state.learner["env_steps"]
         options = {**training.options, "target_steps": done + steps}
         if self.log_dir is not None:
             if training.state is not None:

@@ -133,7 +133,7 @@ COVERED_BY = {
         "untyped": ["packaging/test_structure"],
         "work": ["profile/test_work_shares"],
     },
-    "training": {"presets": ["training/test_training"], "recipes": ["training/test_configuration"]},
+    "training": {"recipes": ["training/test_configuration"]},
 }
 
 
