@@ -306,7 +306,7 @@ def compose(
 
 
 def compose_parts(
-    algorithm: str | type[Algorithm], env: str | Callable[..., object], options: Mapping[str, object],
+    algorithm: str | type[Algorithm], env: EnvMaker, options: Mapping[str, object],
 ) -> Composition:
     """Complete and divide `options` as `compose` does, but return the problems of options instead of raising them."""
     registration = registration_of(algorithm)

@@ -297,10 +297,11 @@ class TrainedAgent:
     def __init__(
         self, *, agent: Agent, acting_state: Mapping[str, torch.Tensor], seed: int,
         summary: MetricsDict | None = None, log_dir: Path | None = None, training: Training | None = None,
+        trust: bool = False,
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
         self.summary, self.log_dir = dict(summary or {}), log_dir
-        self._training = training
+        self._training, self._trust = training, trust
         self._exporter: Exporter | None = None
 
     def __repr__(self) -> str:
@@ -369,7 +370,7 @@ class TrainedAgent:
         """Return the arguments of `train` in the directory of the run."""
         if self.log_dir is None:
             raise ConfigError("this agent was not trained by train, so it cannot be trained further")
-        options = load_config(self.log_dir / RUN_FILE)
+        options = load_config(self.log_dir / RUN_FILE, trust=self._trust)
         return Training(str(options.pop("algorithm")), str(options.pop("env")), options)
 
     @brief_errors
