@@ -88,8 +88,8 @@ def read_checkpoint(folder: Path) -> object:
     found = checkpoints.newest(folder / "checkpoints")
     if found is None:
         return 0
-    assert bool((found.scheme["all"] == found.learner["env_steps"] // 100).all())
-    return found.learner["env_steps"] // 100
+    assert bool((found.state.scheme["all"] == found.state.learner["env_steps"] // 100).all())
+    return found.state.learner["env_steps"] // 100
 
 
 def save_result(folder: Path, version: int) -> None:
@@ -186,7 +186,7 @@ def read_run(folder: Path) -> object:
                        ("metrics.jsonl", lambda: read_metrics(path))):
         if (path / name).exists():
             read()
-    return 0 if found is None else -(-int(found.learner["env_steps"]) // 128)
+    return 0 if found is None else -(-int(found.state.learner["env_steps"]) // 128)
 
 
 SAVES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], object], tuple[int, ...]]] = {

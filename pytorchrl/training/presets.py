@@ -236,7 +236,11 @@ def suite_or_kind(algorithm: str, env: EnvMaker, envs: Callable[[], EnvFactory |
     if not any(is_registered(algorithm, kind) for kind in KINDS):
         return ""
     factory = make_factory(env) if envs is None else envs()
-    return "vectors" if factory is None else kind_of(factory)
+    kind = "vectors" if factory is None else kind_of(factory)
+    if is_registered(algorithm, kind):
+        return kind
+    # The algorithm has no preset for such spaces, and maybe cannot be used with them.
+    return next(other for other in KINDS if is_registered(algorithm, other))
 
 
 def preset(

@@ -280,7 +280,8 @@ def load(
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
     check_finite(state, name)
-    return TrainedAgent(agent=agent, acting_state=state, seed=check_seed(run["seed"]), log_dir=run_dir)
+    return TrainedAgent(agent=agent, acting_state=state, seed=check_seed(run["seed"]), log_dir=run_dir,
+                        trust=trust)
 
 
 class TrainedAgent:

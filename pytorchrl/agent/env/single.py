@@ -82,14 +82,13 @@ class GivenEnv:
 
     def __init__(self, env: AnyEnv) -> None:
         self.env = env
-        self.__name__ = self.__qualname__ = type(env.unwrapped).__name__
 
     def __call__(self) -> AnyEnv:
         """Return the environment, inside a wrapper that does not close it."""
         return _LeftOpen(self.env)
 
     def __repr__(self) -> str:
-        return f"<an environment of the class {self.__name__}>"
+        return f"<an environment of the class {type(self.env.unwrapped).__name__}>"
 
 
 class _LeftOpen(AnyWrapper):

@@ -74,7 +74,7 @@ def test_a_resumed_run_has_no_result_yet_and_no_later_records(open_run, tmp_path
     files.record({"env_steps": 30})
     files.end({"env_steps": 30})
     files.close()
-    files = open_run(files.newest_checkpoint().learner)
+    files = open_run(files.newest_checkpoint().state.learner)
     assert not (tmp_path / "result.json").exists()
     files.record({"env_steps": 25})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -93,7 +93,7 @@ def test_damaged_records_are_refused_when_a_run_is_resumed(open_run, tmp_path, c
         files.newest_checkpoint()
     assert caplog.text == ""
     path.unlink()
-    resumed = files.newest_checkpoint().learner
+    resumed = files.newest_checkpoint().state.learner
     assert "metrics.jsonl is missing; new records begin at the checkpoint" in caplog.text
     open_run(resumed).record({"env_steps": 30})
     assert path.read_text() == '{"env_steps": 30}\n'

@@ -407,11 +407,11 @@ def test_startup_messages_are_shown_before_the_progress_line(fake_scheme, capsys
 def test_progress_is_shown_before_the_first_update(fake_scheme, capsys, compiles):
     shown = []
     scheme = fake_scheme(on_step=lambda scheme: shown.append(capsys.readouterr().err.splitlines()))
-    scheme.agent.algo_factory.options = SimpleNamespace(compile=compiles)
+    scheme.agent.algo_factory.options = SimpleNamespace(is_compiled=compiles)
     with Learner(scheme, 100, progress=True) as learner:
         learner.train()
     compiling = ["the first updates compile the losses, which takes up to a minute"]
-    assert shown[0][:-1] == [*(compiling if compiles else []), "starting ..."]
+    assert shown[0][:-1] == ["starting ...", *(compiling if compiles else [])]
     assert shown[0][-1] == "  0/100 steps    0%  0 steps/s  return -  lag 0.5  left --:--"
 
 

@@ -33,7 +33,7 @@ def test_an_environment_is_trained_on_played_in_and_left_open(tmp_path):
     assert agent.train(32).summary["env_steps"] == 64
     assert len(agent.evaluate(3).returns) == 3
     assert not env.closed
-    with pytest.raises(CheckpointError, match="needs code that is not available"):
+    with pytest.raises(CheckpointError, match="cannot be built"):
         load(agent.log_dir)
 
 

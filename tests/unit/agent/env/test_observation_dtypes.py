@@ -76,7 +76,7 @@ def test_observations_of_a_native_vector_have_the_declared_dtype(mode, dtypes, f
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 @pytest.mark.parametrize("algorithm", ["ppo", "sac", "dqn"])
 def test_agents_train_on_observations_with_another_dtype(algorithm, dtype):
-    options = {"num_steps": 8, "target_steps": 16} if algorithm == "ppo" else {
+    options = {"num_steps": 8, "num_mini_batch": 2, "target_steps": 16} if algorithm == "ppo" else {
         "start_steps": 16, "mini_batch_size": 8, "target_steps": 40}
     kwargs = {"dtypes": (dtype, dtype)}
     if algorithm != "dqn":
