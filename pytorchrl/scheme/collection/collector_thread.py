@@ -17,6 +17,7 @@ from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC, Resizing
 from pytorchrl.scheme.collection.strategies import (
+    DELAYED_INTERVAL_S,
     Barrier,
     CollectionStrategy,
     LocalCollection,
@@ -192,7 +193,18 @@ class CollectorThread(WorkThread):
         """Collect one round, or poll once in asynchronous collection, and pass the rollouts to the destination."""
         self.apply_resizes()
         self._destination.poll()
-        self.strategy.step(self._destination.put)
+        if self._is_local_collection_delayed():
+            self._runtime.sleep(DELAYED_INTERVAL_S)
+        else:
+            self.strategy.step(self._destination.put)
+
+    def _is_local_collection_delayed(self) -> bool:
+        """Return whether the local worker must wait before it collects, because its rollout would become too old.
+
+        In a replay, the journal determines when the rollout begins.
+        """
+        return (self._is_async and not self.remote_workers and self._destination.delays_requests
+                and self._journal.upcoming() is None and not self._destination.may_request(0))
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Request a change of the number of remote workers; see `Resizing.request`.

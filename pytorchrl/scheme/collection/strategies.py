@@ -22,6 +22,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.options.base import MANY_IN_FLIGHT
 from pytorchrl.scheme.options.collection import BarrierOptions, OnArrivalOptions
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
@@ -38,7 +39,7 @@ Closed = tuple[int, int] | None
 
 # Seconds between two checks whether a delayed request is now allowed. The collector thread must check repeatedly,
 # because an update may allow more requests, but does not wake the thread.
-_DELAYED_INTERVAL_S = 0.01
+DELAYED_INTERVAL_S = 0.005
 
 
 class CollectionStrategy(ABC):
@@ -541,7 +542,7 @@ class OnArrival(_RemoteCollection):
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: OnArrival.Options) -> None:
         super().__init__(workers, runtime, supervisor, ledger, weights)
-        self._col_in_flight, self._is_started = options.col_in_flight, False
+        self._col_in_flight, self._is_started = options.col_in_flight or MANY_IN_FLIGHT, False
 
     @property
     @override
@@ -586,7 +587,7 @@ class OnDemand(_RemoteCollection):
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast, options: OnArrival.Options, may_request: Callable[[int], bool]) -> None:
         super().__init__(workers, runtime, supervisor, ledger, weights)
-        self._col_in_flight, self._may_request = options.col_in_flight, may_request
+        self._col_in_flight, self._may_request = options.col_in_flight or MANY_IN_FLIGHT, may_request
 
     @property
     @override
@@ -596,7 +597,7 @@ class OnDemand(_RemoteCollection):
     def step(self, deliver: Deliver) -> None:
         """Poll once: deliver finished rollouts, and make all allowed requests after each delivery."""
         is_delayed = self._make_requests()
-        for _, rollout in self._poll(_DELAYED_INTERVAL_S if is_delayed else POLL_INTERVAL_S):
+        for _, rollout in self._poll(DELAYED_INTERVAL_S if is_delayed else POLL_INTERVAL_S):
             self._deliver([rollout], deliver)
             self._make_requests()
 

@@ -32,7 +32,7 @@ from pytorchrl.scheme.gradients.staging import Staging, staging_for
 from pytorchrl.scheme.gradients.train_batch import TrainBatchSource
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
-from pytorchrl.scheme.options.base import options_of
+from pytorchrl.scheme.options.base import MANY_IN_FLIGHT, options_of
 from pytorchrl.scheme.options.collection import SampleQueueOptions
 from pytorchrl.scheme.options.gradients import GWorkerOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -85,9 +85,11 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
     check_layers(worker, recipe.options.is_parallel, isinstance(collection, OnArrival.Options),
                  warns=index_worker == 0)
     closing = runtime.make_event()
+    in_flight = options_of(OnArrival.Options, collection).col_in_flight or MANY_IN_FLIGHT
     samples = SampleQueue(
         worker, col_runtime, ledger, closing, options_of(SampleQueueOptions, collection),
-        plan.train_batch_size if isinstance(collection, OnArrival.Options) else None)
+        plan.train_batch_size if isinstance(collection, OnArrival.Options) else None,
+        lambda: in_flight * max(1, len(remote)))
     destination: Destination = samples
     shards = None
     if replay_workers is not None:

@@ -11,7 +11,13 @@ from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.multi.replay import MultiAgentReplay
 from pytorchrl.errors import Problem
 from pytorchrl.scheme.gradients.microbatch import reason_to_keep_batch
-from pytorchrl.scheme.options.collection import Collection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.options.base import FEW_IN_FLIGHT, LONG_QUEUE, MANY_IN_FLIGHT, SHORT_QUEUE
+from pytorchrl.scheme.options.collection import (
+    AsynchronousCollection,
+    Collection,
+    ReplayCollection,
+    SynchronousCollection,
+)
 from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
 from pytorchrl.support.problems import problems_in, raise_all
 
@@ -29,14 +35,21 @@ def resolve_defaults(collection: Collection, agent: Agent | CWorkerRecipe) -> tu
         ConfigError: The options contradict the agent.
     """
     raise_all(default_problems(collection, agent))
-    if isinstance(collection, ReplayCollection):
-        _, batch, starts = _sizes(collection, agent)
-        return collection.replaced(
-            train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
-            routing="by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing), []
     if isinstance(collection, SynchronousCollection):
         return _resolve_microbatches(collection, agent)
-    return collection, []
+    keeps = isinstance(collection, ReplayCollection) or provided_kind(agent.storage_factory).is_kept \
+        or collection.buffer == "circular"
+    collection = collection.replaced(queue_size=collection.queue_size or (LONG_QUEUE if keeps else SHORT_QUEUE))
+    if not collection.infers_centrally:
+        in_flight = MANY_IN_FLIGHT if keeps else FEW_IN_FLIGHT
+        collection = collection.replaced(col_in_flight=collection.col_in_flight or in_flight)
+    if isinstance(collection, AsynchronousCollection):
+        lag_policy = "wait" if collection.delays_by_lag else "drop"
+        return collection.replaced(on_policy_lag=None if collection.max_policy_lag is None else lag_policy), []
+    _, batch, starts = _sizes(collection, agent)
+    return collection.replaced(
+        train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
+        routing="by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing), []
 
 
 def default_problems(collection: Collection, agent: Agent | CWorkerRecipe) -> list[Problem]:

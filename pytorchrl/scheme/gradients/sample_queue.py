@@ -16,6 +16,7 @@ from pytorchrl.scheme.collection.destination import Destination
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.options.base import LONG_QUEUE
 from pytorchrl.scheme.options.collection import SampleQueueOptions
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
@@ -234,6 +235,7 @@ class SampleQueue(Destination):
         options: Options of the queue.
         train_batch_size: Minimum number of steps in a train batch, counted as in `RolloutHeader.size`; None: a train
             batch consists of rollouts that arrived together.
+        most_in_flight: Function that returns the largest number of requests in flight to all workers.
 
     Attributes:
         queue: Bounded queue of train batches.
@@ -243,11 +245,13 @@ class SampleQueue(Destination):
     """
 
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
-                 options: SampleQueueOptions, train_batch_size: int | None = None) -> None:
+                 options: SampleQueueOptions, train_batch_size: int | None = None,
+                 most_in_flight: Callable[[], int] = lambda: 1) -> None:
         self._worker, self._journal, self._ledger, self._closing = worker, worker.journal, ledger, closing
-        self._options = options
+        self._options, self._most_in_flight = options, most_in_flight
+        self._size = options.queue_size or LONG_QUEUE
         # The collector thread puts, the learner gets; see `invariant`.
-        self.queue: queue.Queue[TrainBatch] = runtime.make_queue(options.queue_size)
+        self.queue: queue.Queue[TrainBatch] = runtime.make_queue(self._size)
         self._arrived, self._freed = runtime.make_event(), runtime.make_event()
         seed = worker.storage.generator.initial_seed()  # the seed differs between gradient workers
         self._builder = TrainBatchBuilder(train_batch_size, options.replay_proportion, options.replay_slots, seed)
@@ -262,19 +266,20 @@ class SampleQueue(Destination):
         self._levels: list[int] = []
         self._updates_per_use = worker.algo.num_epochs * worker.algo.num_mini_batch
         self._in_use_since: int | None = None  # learner's version at the latest `take`; None while the learner waits
+        self._has_waited = True  # whether the learner had to wait for the train batch that it uses
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
 
     @override
     def invariant(self) -> bool:
-        return self.queue.qsize() <= self._options.queue_size
+        return self.queue.qsize() <= self._size
 
     # Called by the collector thread
 
     @property
     @override
     def delays_requests(self) -> bool:
-        return self._options.on_policy_lag == "wait"
+        return self._options.delays_requests
 
     @override
     def put(self, rollouts: list[Rollout]) -> None:
@@ -284,7 +289,7 @@ class SampleQueue(Destination):
         with self._journal.reading():
             version = self._worker.version
         for batch in self._builder.add(rollouts, version):
-            if self.delays_requests:  # sort as in a synchronous round, so that the order does not depend on arrival
+            if self._options.delays_by_lag:  # sort as in a synchronous round: the order must not depend on arrival
                 batch.rollouts.sort(key=lambda queued: (queued.rollout.header.sequence, queued.rollout.header.worker))
             self._put(batch)
 
@@ -337,21 +342,27 @@ class SampleQueue(Destination):
 
     @override
     def may_request(self, num_in_flight: int) -> bool:
-        """Return whether the lag of a rollout requested now would be at most `max_policy_lag` at its first use.
+        """Return whether a rollout that is requested now would be used soon enough, after `num_in_flight` others.
 
-        The lag is the number of updates that the learner will make before it uses the rollout: the updates from the
-        train batches in the buffer and the queue, and from the `num_in_flight` rollouts that were requested earlier.
+        With `queue_policy="block"`, fewer than `queue_size` train batches may be requested or queued. But if the
+        learner had to wait for its train batch, or is waiting, there is no such limit: collection is then too slow,
+        not learning. If requests are delayed by the lag, too, at most `max_policy_lag` updates may remain
+        before the rollout is first used: those from the train batches in the buffer and the queue, and from the
+        rollouts in flight.
         """
-        if self._options.max_policy_lag is None:
-            return True
         with self._journal.lock:
             # Count only complete train batches, because the new rollout becomes part of the incomplete one.
             coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
             ahead = math.floor(coming + 1e-9) + self.queue.qsize()
+            # A train batch that has just arrived may still be queued, although the learner waits for it.
+            is_starved = (self._in_use_since is None or self._has_waited) and self.queue.qsize() <= 1
             updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use
             if self._in_use_since is not None:
                 updates += max(0, self._updates_per_use - (self._worker.version - self._in_use_since))
-        return updates <= self._options.max_policy_lag
+        has_space = (self._options.queue_policy != "block" or ahead < self._size
+                     or (is_starved and num_in_flight < self._most_in_flight()))
+        is_new_enough = not self._options.delays_by_lag or updates <= (self._options.max_policy_lag or 0)
+        return has_space and is_new_enough
 
     # Called by the learner thread
 
@@ -383,6 +394,7 @@ class SampleQueue(Destination):
             if self._closing.is_set():  # the journal no longer records accesses, so leave the queue as it is
                 raise queue.Empty
             batch = self._next()
+            self._has_waited = self._in_use_since is None
             self._in_use_since = self._worker.version
         self._freed.set()
         return batch
@@ -400,12 +412,12 @@ class SampleQueue(Destination):
     def _fetch(self) -> TrainBatch | None:
         """Return the next train batch in the queue, or None if the queue is empty.
 
-        With `on_policy_lag="wait"`, return the train batch with the oldest version, or the first of several train
-        batches with this version.
+        If requests are delayed by the lag, return the train batch with the oldest version, or the first of several
+        train batches with this version.
         """
         if self.queue.empty():
             return None
-        if self._options.on_policy_lag != "wait":
+        if not self._options.delays_by_lag:
             return self.queue.get_nowait()
         batches = [self.queue.get_nowait() for _ in range(self.queue.qsize())]
         oldest = min(batches, key=lambda batch: batch.version)

@@ -163,13 +163,21 @@ def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
     return collection if isinstance(collection, owner) else owner()
 
 
+SHORT_QUEUE, LONG_QUEUE = 1, 16
+"""Values for `queue_size=None`: for data that are best used soon, and for data of any age."""
+FEW_IN_FLIGHT, MANY_IN_FLIGHT = 1, 2
+"""Values for `col_in_flight=None`, for the same two kinds of data."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions(Options):
     """The capacity of the queue in front of an asynchronous learner."""
 
-    queue_size: int = option(
-        16, low=1, help="Largest number of train batches that wait for an asynchronous learner; with replay shards, "
-        "the largest number of batches, over all shards, that are requested or waiting.")
+    queue_size: int | None = option(
+        None, low=1, help="Largest number of train batches that are requested or wait for an asynchronous learner, and "
+        "so the bound of the policy lag in train batches. While the learner has to wait for data, only col_in_flight "
+        "limits the requests. With replay shards, the largest number of batches, over all shards, that are requested or "
+        "waiting. None: 1; for data of any age (replay, buffer=\"circular\"), 16.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,8 +159,9 @@ class BarrierOptions(Options):
 class OnArrivalOptions(Options):
     """Options of asynchronous collection."""
 
-    col_in_flight: int = option(
-        2, low=1, help="Number of requests in flight to each asynchronous collection worker.")
+    col_in_flight: int | None = option(
+        None, low=1, help="Largest number of requests in flight to each asynchronous collection worker. None: 1; for "
+        "data of any age (replay, buffer=\"circular\"), 2.")
     broadcast_interval: int = option(
         1, low=1, help="Number of updates (not seconds) after which an asynchronous collection worker receives new "
         "weights.")
@@ -186,8 +187,9 @@ class SampleQueueOptions(QueueOptions):
     """Options of the queue of train batches between asynchronous collection and the learner."""
 
     queue_policy: str = option(
-        "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait; "
-        "\"drop_oldest\" and \"drop_newest\" drop a train batch.")
+        "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: with \"block\", rollouts are not requested "
+        "until there is space; with \"drop_oldest\" and \"drop_newest\", collection never waits, and a train batch is "
+        "dropped.")
     on_starved: str = option(
         "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner that gets no data for "
         "queue_timeout_s: \"raise\" an error, \"warn\" once and keep waiting, or \"wait\" without a warning.")
@@ -209,10 +211,23 @@ class SampleQueueOptions(QueueOptions):
     max_policy_lag: int | None = option(
         None, low=0, help="Largest age, in updates, of the weights with which a rollout was collected, when an "
         "asynchronous learner first uses the rollout; at later uses, the limit applies to the whole train batch. "
-        "None: no limit.")
-    on_policy_lag: str = option(
-        "drop", choices=LAG_POLICIES, help="Treatment of rollouts that exceed max_policy_lag: \"drop\" drops "
-        "them; \"wait\" also delays requests for rollouts that would be too old at their first use.")
+        "None: only queue_size limits the lag.")
+    on_policy_lag: str | None = option(
+        None, choices=(*LAG_POLICIES, None), help="Treatment of rollouts that exceed max_policy_lag: \"drop\" drops "
+        "them; \"wait\" also delays requests for rollouts that would be too old at their first use. None: \"wait\" if "
+        "max_policy_lag is given and nothing contradicts it, otherwise \"drop\".")
+
+    @property
+    def delays_by_lag(self) -> bool:
+        """Whether requests for rollouts that would exceed `max_policy_lag` are delayed."""
+        if self.on_policy_lag is None:
+            return self.max_policy_lag is not None and self.buffer != "circular"
+        return self.on_policy_lag == "wait"
+
+    @property
+    def delays_requests(self) -> bool:
+        """Whether requests for rollouts are delayed, by `queue_size` or by `max_policy_lag`."""
+        return self.delays_by_lag or (self.queue_policy == "block" and self.buffer != "circular")
 
     def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other."""
@@ -224,8 +239,8 @@ class SampleQueueOptions(QueueOptions):
         if self.ramp is not None and self.buffer == "circular":
             yield Problem(f"ramp={self.ramp} is for buffer='ring', and has no effect with buffer='circular'",
                           "leave ramp out", ("ramp", "buffer"))
-        if self.on_policy_lag == "wait" and self.max_policy_lag is None:
-            yield Problem("on_policy_lag='wait' needs max_policy_lag, got None",
+        if self.on_policy_lag is not None and self.max_policy_lag is None:
+            yield Problem(f"on_policy_lag={self.on_policy_lag!r} needs max_policy_lag, got None",
                           "give max_policy_lag, or leave on_policy_lag out", ("on_policy_lag", "max_policy_lag"))
         if self.on_policy_lag == "wait" and self.buffer == "circular":
             yield Problem("on_policy_lag='wait' counts future uses, which buffer='circular' draws at random",
@@ -279,9 +294,21 @@ class SynchronousCollection(
 class AsynchronousCollection(
         CWorkerOptions, CollectorOptions, OnArrivalOptions, SampleQueueOptions, MicrobatchOptions, GWorkerOptions,
         Kind):
-    """Collection that runs during learning; it pauses only if `queue_policy` or `on_policy_lag` requires a wait."""
+    """Collection that runs during learning; it pauses only if `queue_size` or `max_policy_lag` requires a wait."""
 
     chosen: ClassVar[tuple[str, ...]] = ("with col_communication='asynchronous'", "without num_replay_workers")
+
+    @property
+    def delays_by_lag(self) -> bool:
+        """Whether requests for rollouts that would exceed `max_policy_lag` are delayed."""
+        if self.on_policy_lag is None and (self.infers_centrally or self._has_old_weights):
+            return False
+        return super().delays_by_lag
+
+    @property
+    def _has_old_weights(self) -> bool:
+        """Whether rollouts may be collected with other weights than the newest ones."""
+        return (self.broadcast_interval, self.max_weight_sync_delay) != (1, None)
 
     def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other."""
@@ -292,7 +319,7 @@ class AsynchronousCollection(
             yield Problem(
                 "on_policy_lag='wait' contradicts inference='central', whose weights change within a rollout",
                 "give on_policy_lag='drop'", ("on_policy_lag", "inference"))
-        if self.on_policy_lag == "wait" and (self.broadcast_interval, self.max_weight_sync_delay) != (1, None):
+        if self.on_policy_lag == "wait" and self._has_old_weights:
             yield Problem(
                 "on_policy_lag='wait' requires that every rollout is collected with the newest weights",
                 "leave out broadcast_interval and max_weight_sync_delay",

@@ -46,10 +46,10 @@ class GradientKeywords(TypedDict, total=False):
 
     fraction_samples: float
     on_straggler: str
-    col_in_flight: int
+    col_in_flight: int | None
     broadcast_interval: int
     max_weight_sync_delay: int | None
-    queue_size: int
+    queue_size: int | None
     queue_policy: str
     queue_timeout_s: float
     on_starved: str
@@ -60,7 +60,7 @@ class GradientKeywords(TypedDict, total=False):
     replay_proportion: float
     replay_slots: int
     max_policy_lag: int | None
-    on_policy_lag: str
+    on_policy_lag: str | None
     train_batch_size: int | None
     microbatch_size: int | None
     prefetch: int | None

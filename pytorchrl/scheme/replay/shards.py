@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.options.base import LONG_QUEUE
 from pytorchrl.scheme.replay.inserter import Inserter
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -74,7 +75,7 @@ class Shards:
             add_in_flight=options.add_in_flight, seed=seed)
         self.sampler = Sampler(
             self._handles, self._runtime, self._states, batch_size=batch_size, num_passes=num_passes,
-            max_requests=min((options.prefetch or _PREFETCH) * len(self._handles), options.queue_size),
+            max_requests=min((options.prefetch or _PREFETCH) * len(self._handles), options.queue_size or LONG_QUEUE),
             may_request=self._may_request, timeout_s=supervision.worker_timeout_s, seed=seed)
         self.is_draining = False
         self.num_batches_dropped = 0
