@@ -588,6 +588,8 @@ class OnDemand(_RemoteCollection):
                  weights: WeightBroadcast, options: OnArrival.Options, may_request: Callable[[int], bool]) -> None:
         super().__init__(workers, runtime, supervisor, ledger, weights)
         self._col_in_flight, self._may_request = options.col_in_flight or MANY_IN_FLIGHT, may_request
+        self._num_made = 0
+        self._latest: defaultdict[int, int] = defaultdict(int)  # number of the latest request to each worker
 
     @property
     @override
@@ -609,6 +611,8 @@ class OnDemand(_RemoteCollection):
                 return True
             self._journal.note("ask", index)
             self._refresh_and_request(index)
+            self._num_made += 1
+            self._latest[index] = self._num_made
         return False
 
     def _next_in_record(self) -> int | None:
@@ -617,7 +621,11 @@ class OnDemand(_RemoteCollection):
         return event[1] if event is not None and event[0] == "ask" else None
 
     def _free(self) -> list[int]:
-        """Return the live workers with fewer than `col_in_flight` requests, sorted by their number of requests."""
+        """Return the live workers with fewer than `col_in_flight` requests, in the order in which to ask them.
+
+        Workers with few requests come first, and among those, workers that have not been asked for a long time. All
+        workers therefore contribute, even if the limits allow only some of them to collect at the same time.
+        """
         counts = Counter(self._in_flight.owners())
         return sorted((index for index in self._asked() if counts[index] < self._col_in_flight),
-                      key=lambda index: counts[index])
+                      key=lambda index: (counts[index], self._latest[index]))

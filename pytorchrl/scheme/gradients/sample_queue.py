@@ -20,6 +20,12 @@ from pytorchrl.scheme.options.base import LONG_QUEUE
 from pytorchrl.scheme.options.collection import SampleQueueOptions
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
+from pytorchrl.support.terminal import get_logger
+
+# Smallest number of train batches after which a learner warns that it drops most env steps because of their lag.
+_CHECKED_BATCHES = 50
+
+logger = get_logger(__name__)
 
 
 class TrainBatchBuilder:
@@ -266,6 +272,8 @@ class SampleQueue(Destination):
         self._levels: list[int] = []
         self._updates_per_use = worker.algo.num_epochs * worker.algo.num_mini_batch
         self._in_use_since: int | None = None  # learner's version at the latest `take`; None while the learner waits
+        self._num_checked = self._num_steps = self._num_used = 0  # counts of `_count_used`
+        self._has_warned = False
         self._has_waited = True  # whether the learner had to wait for the train batch that it uses
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
@@ -446,10 +454,27 @@ class SampleQueue(Destination):
         batch.rollouts = [
             queued for queued in batch.rollouts if queued.rollout.header.weights_version >= oldest_version]
         self._ledger.drop(new_steps - batch.num_new_steps, "queued", DropReason.POLICY_LAG)
+        self._count_used(new_steps, batch.num_new_steps)
         if not batch.rollouts:
             self._buffer.discard(batch)
             self.num_dropped += 1
         return bool(batch.rollouts)
+
+    def _count_used(self, num_steps: int, num_used: int) -> None:
+        """Warn once if more than half of the env steps are dropped because of their lag.
+
+        Args:
+            num_steps: Number of new env steps in a train batch.
+            num_used: Number of these steps that are used.
+        """
+        self._num_checked += 1
+        self._num_steps, self._num_used = self._num_steps + num_steps, self._num_used + num_used
+        if self._num_checked >= _CHECKED_BATCHES and 2 * self._num_used < self._num_steps and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%d of %d env steps were dropped, because their policy lag exceeded max_policy_lag=%d updates; raise "
+                "max_policy_lag, or give on_policy_lag='wait', which delays collection instead",
+                self._num_steps - self._num_used, self._num_steps, self._options.max_policy_lag)
 
     def discard(self, batch: TrainBatch) -> None:
         """Cancel the remaining uses of a train batch."""

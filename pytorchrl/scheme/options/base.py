@@ -176,8 +176,8 @@ class QueueOptions(Options):
     queue_size: int | None = option(
         None, low=1, help="Largest number of train batches that are requested or wait for an asynchronous learner, and "
         "so the bound of the policy lag in train batches. While the learner has to wait for data, only col_in_flight "
-        "limits the requests. With replay shards, the largest number of batches, over all shards, that are requested or "
-        "waiting. None: 1; for data of any age (replay, buffer=\"circular\"), 16.")
+        "limits requests. With replay shards, the largest number of batches that are requested or waiting, over all "
+        "shards. None: 1; for data of any age (replay, buffer=\"circular\"), 16.")
 
 
 @dataclass(frozen=True, kw_only=True)

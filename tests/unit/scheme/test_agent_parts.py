@@ -11,7 +11,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import (
+    A2C,
+    APPO,
+    ASYNC,
+    DQN,
+    PPO,
+    GAEBuffer,
+    OnPolicyActor,
+    QActor,
+    ReplayBuffer,
+    Scheme,
+    VecEnv,
+    VTraceBuffer,
+)
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
 
@@ -134,6 +147,43 @@ def test_a_large_factory_warns_with_its_size(parts):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Scheme(algo, actor, storage, envs)  # no remote workers, so nothing is sent
+
+
+@pytest.mark.parametrize(("algo", "storage", "settings", "warns"), [
+    (PPO, GAEBuffer, {"queue_size": 5}, True), (A2C, GAEBuffer, {"queue_size": 16}, True),
+    (PPO, GAEBuffer, {}, False), (PPO, GAEBuffer, {"queue_size": 4}, False),
+    (PPO, GAEBuffer, {"queue_size": 16, "max_policy_lag": 4}, False),
+    (PPO, GAEBuffer, {"queue_size": 16, "buffer": "circular"}, False),
+    (APPO, VTraceBuffer, {"queue_size": 16}, False),
+])
+def test_a_long_queue_warns_if_the_algorithm_does_not_correct_for_lag(parts, algo, storage, settings, warns):
+    agent = (algo.create_factory(), parts[1], storage.create_factory(8), parts[3])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Scheme(*agent, num_col_workers=2, runtime="threads", col_communication=ASYNC, **settings)
+    assert [f"and {algo.__name__} does not correct for their age" in str(warning.message) for warning in caught
+            ] == [True] * warns
+
+
+@pytest.mark.parametrize(("agent", "settings", "expected"), [
+    ("ppo", {}, (1, 1, None)), ("ppo", {"queue_size": 3, "col_in_flight": 5}, (3, 5, None)),
+    ("ppo", {"max_policy_lag": 3}, (1, 1, "wait")), ("ppo", {"max_policy_lag": 3, "on_policy_lag": "drop"},
+                                                     (1, 1, "drop")),
+    ("ppo", {"max_policy_lag": 3, "broadcast_interval": 2}, (1, 1, "drop")),
+    ("ppo", {"max_policy_lag": 3, "max_weight_sync_delay": 20}, (1, 1, "drop")),
+    ("ppo", {"max_policy_lag": 3, "inference": "central"}, (1, None, "drop")),
+    ("ppo", {"max_policy_lag": 3, "buffer": "circular"}, (16, 2, "drop")),
+    ("appo", {}, (1, 1, None)), ("dqn", {}, (16, 2, None)), ("dqn", {"num_replay_workers": 1}, (16, 2, None)),
+    ("dqn", {"num_replay_workers": 1, "queue_size": 3}, (3, 2, None)),
+])
+def test_defaults_that_depend_on_the_data(parts, agent, settings, expected):
+    of_algorithm = {
+        "ppo": parts[:3], "appo": (APPO.create_factory(), parts[1], VTraceBuffer.create_factory(8)),
+        "dqn": (DQN.create_factory(), QActor.create_factory(parts[3].observation_space, parts[3].action_space),
+                ReplayBuffer.create_factory(10_000, rollout_size=4))}
+    scheme = Scheme(*of_algorithm[agent], parts[3], num_col_workers=2, runtime="threads", col_communication=ASYNC,
+                    **settings)
+    assert tuple(scheme.settings[name] for name in ("queue_size", "col_in_flight", "on_policy_lag")) == expected
 
 
 # Environments

@@ -391,13 +391,13 @@ def a_stop_that_leaves_a_thread(monkeypatch):
 
 BUGS = {
     weights_to_the_wrong_worker: (0, "continued with the wrong weights"),
-    broadcast_after_resubmission: (15, "requested with weights"),
-    a_rollout_counted_twice: (15, "learned too often|ledger does not balance"),
+    broadcast_after_resubmission: (32, "requested with weights"),
+    a_rollout_counted_twice: (81, "learned too often|ledger does not balance"),
     a_missed_wake_up: (121, "a gradient worker is idle"),
     a_request_too_many: (15, "more requests than allowed"),
     a_queue_without_a_bound: (15, "items in the queue"),
     a_snapshot_of_newer_weights: (0, "a snapshot is newer than the weights"),
-    a_stop_that_leaves_a_thread: (15, "waits for the end of CollectorThread"),
+    a_stop_that_leaves_a_thread: (17, "waits for the end of CollectorThread"),
 }
 """Planted bug -> the first seed whose schedule shows it, and what the error says."""
 

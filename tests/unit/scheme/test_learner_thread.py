@@ -84,7 +84,7 @@ def test_queue_policies(learner, train):
         assert metrics["queue"]["count"] in (metrics["updates"], metrics["updates"] + 1)
         assert metrics["queue"]["quantiles"][-1] == 7  # the queue of 8 is full, and one train batch was just taken
     lags = {policy: metrics["policy_lag"]["p50"] for policy, (metrics, _) in results.items()}
-    assert lags["drop_oldest"] < lags["drop_newest"] <= lags["block"]
+    assert lags["drop_oldest"] < lags["block"] == 8 < lags["drop_newest"]  # with "block", requests count, too
 
 
 def test_a_full_queue_blocks_collectors(learner, train):
@@ -94,7 +94,7 @@ def test_a_full_queue_blocks_collectors(learner, train):
 
 
 def test_a_starved_learner_raises(learner):
-    scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0)
+    scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0, col_in_flight=2)
     with pytest.raises(LearnerStarvedError, match=r"^no train batch for 1.0 s: 2 of 2 collection workers alive, 4 "
                                                   r"requests in flight; waiting for GWorker 0/CWorker 1 \(1.1 s\), "
                                                   r"GWorker 0/CWorker 2 \(1.1 s\); raise"):
@@ -105,7 +105,8 @@ def test_a_starved_learner_raises(learner):
 
 @pytest.mark.parametrize(("on_starved", "warnings"), [("warn", 1), ("wait", 0)])
 def test_a_starved_learner_may_keep_waiting(learner, caplog, on_starved, warnings):
-    scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0, on_starved=on_starved)
+    scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0, on_starved=on_starved,
+                     col_in_flight=2)
     scheme.step()
     assert scheme.runtime.now() >= 5.0
     assert [record.getMessage() for record in caplog.records
@@ -208,11 +209,56 @@ def test_several_learners_each_have_a_buffer(make_scheme, train, settings):
 # Lag
 
 
+@pytest.mark.parametrize(("workers", "settings", "bound"), [
+    (2, {}, 1), (8, {}, 1), (1, {}, 1), (1, {"queue_size": 3}, 3), (3, {"queue_size": 2}, 2),
+    (3, {"train_batch_size": 150, "epochs": 4}, 4), (8, {"col_in_flight": 3, "epochs": 2}, 2),
+    (3, {"num_passes": 2, "minibatch_buffer_size": 3, "ramp": False, "queue_size": 2}, (2 + 3 - 1) * 2),
+], ids=str)
+def test_queue_size_bounds_the_lag_of_a_slow_learner(learner, train, workers, settings, bound):
+    """Check the bound (queue_size + slots - 1) x updates per train batch, once the rollouts of the start are used."""
+    scheme = learner(num_col_workers=workers, costs=SLOW_LEARNER, **settings)
+    train(scheme, 60)
+    lags = scheme.update_worker.statistics._lags
+    lags._policy.clear()
+    _, ledger = train(scheme, 100)
+    assert 0 < max(lags._policy) <= bound
+    assert sum(ledger["dropped"].values()) == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_a_short_queue_delays_no_worker_while_the_learner_waits(learner, train, workers):
+    """Check that collection is as fast as with a long queue if it is slower than the learner."""
+    times = []
+    for queue_size in (1, 16):
+        scheme = learner(num_col_workers=workers, costs=FAST | {"grad": 0.0001}, queue_size=queue_size, col_in_flight=1)
+        train(scheme, 100)
+        times.append(scheme.runtime.now())
+    assert times[0] < 1.03 * times[1]
+
+
+def test_a_short_queue_requests_rollouts_of_all_workers(learner, train):
+    scheme = learner(num_col_workers=5, costs=SLOW_LEARNER)
+    train(scheme, 60)
+    counts = [histogram.total() for histogram in scheme.update_worker.statistics._lags._by_worker.values()]
+    assert len(counts) == 5
+    assert max(counts) - min(counts) <= 1
+
+
 def test_max_policy_lag_drops_at_first_use(learner, train):
-    free, _ = train(learner(costs=SLOW_LEARNER), 60)
-    metrics, ledger = train(learner(costs=SLOW_LEARNER, max_policy_lag=5), 60)
+    settings = {"costs": SLOW_LEARNER, "queue_size": 16}
+    free, _ = train(learner(**settings), 60)
+    metrics, ledger = train(learner(**settings, max_policy_lag=5, on_policy_lag="drop"), 60)
     assert free["policy_lag"]["max"] > 5 >= metrics["policy_lag"]["max"] > 0
     assert ledger["dropped"]["policy_lag"] >= 50 * metrics["dropped_train_batches"] > 0
+
+
+@pytest.mark.parametrize(("policy", "warnings"), [("drop", 1), ("wait", 0), (None, 0)])
+def test_a_learner_that_drops_most_steps_warns_once(learner, train, caplog, policy, warnings):
+    _, ledger = train(learner(costs=SLOW_LEARNER, queue_size=16, max_policy_lag=1, on_policy_lag=policy), 60)
+    assert (ledger["dropped"]["policy_lag"] > ledger["collected"] / 2) == bool(warnings)
+    assert [record.getMessage().split(" env steps ")[1] for record in caplog.records if "dropped" in record.getMessage()
+            ] == warnings * ["were dropped, because their policy lag exceeded max_policy_lag=1 updates; raise "
+                             "max_policy_lag, or give on_policy_lag='wait', which delays collection instead"]
 
 
 def test_only_old_rollouts_are_dropped_from_a_train_batch(learner, train):
@@ -250,7 +296,8 @@ def test_rollouts_of_a_straggler_are_dropped_despite_waiting(learner, train):
 
 
 def test_waiting_sends_requests_in_turn_to_all_workers(learner, train):
-    scheme = learner(num_col_workers=4, train_batch_size=400, max_policy_lag=3, on_policy_lag="wait", costs=FAST)
+    scheme = learner(num_col_workers=4, train_batch_size=400, max_policy_lag=3, on_policy_lag="wait", costs=FAST,
+                     queue_size=4, col_in_flight=2)
     scheme.start()
     gather, asked = scheme.update_worker.local_worker.collector.strategy, []
     right = gather._request
@@ -261,7 +308,8 @@ def test_waiting_sends_requests_in_turn_to_all_workers(learner, train):
 
 def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
     """Check that rollouts with the oldest weights are taken first, even if others were queued earlier."""
-    settings = {"num_col_workers": 3, "costs": FAST | {"step@*/CWorker 1": 0.003, "grad": 0.06}, "max_policy_lag": 8}
+    settings = {"num_col_workers": 3, "costs": FAST | {"step@*/CWorker 1": 0.003, "grad": 0.06}, "max_policy_lag": 8,
+                "queue_size": 16}
     scheme = learner(on_policy_lag="wait", **settings)
     scheme.start()
     right, taken = SampleQueue.take, []

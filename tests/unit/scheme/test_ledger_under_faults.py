@@ -62,8 +62,8 @@ CASES = {
         "full queue, oldest dropped": {"queue_size": 1, "queue_policy": "drop_oldest", "costs": SLOW_LEARNER,
                                        "faults": TWICE},
         "full queue, newest dropped": {"queue_size": 1, "queue_policy": "drop_newest", "costs": SLOW_LEARNER},
-        "old data dropped": {"max_policy_lag": 1, "num_passes": 3, "minibatch_buffer_size": 2,
-                             "faults": KILLED_COLLECTOR},
+        "old data dropped": {"max_policy_lag": 1, "on_policy_lag": "drop", "queue_size": 16, "num_passes": 3,
+                             "minibatch_buffer_size": 2, "faults": KILLED_COLLECTOR},
     }.items()},
 }
 

@@ -196,6 +196,8 @@ def test_workers_that_leave_get_no_more_requests(make, account):
     before = len(account.made)
     step_until(scheme, [3], lambda scheme: None)
     assert scheme.update_worker.local_worker.collector.resizing.peak == 2
+    for _ in range(40):  # one worker at a time gets a request
+        scheme.step()
     later = Counter(number >> 40 & 0xFFF for number in account.made[before:])
     assert max(later[index] for index in range(4, 9)) == 0
     assert min(later[index] for index in range(1, 4)) > 0

@@ -23,7 +23,8 @@ NAN = float("nan")
 # (settings, class of the error, pattern of its message)
 ROWS = [
     *(({name: value}, ConfigError, rf"{name} must be a whole number >= 1.*, got {value!r}".replace("(", r"\("))
-      for name in COUNTS for value in (0, -1, 1.5, "2", True, None)),
+      for name in COUNTS for value in (0, -1, 1.5, "2", True, None)
+      if value is not None or name not in ("col_in_flight", "queue_size")),
     *(({name: value}, ConfigError, rf"{name} must be (a number > 0.0 and <= 1.0|finite), got {value!r}")
       for name in ("col_fraction_workers", "fraction_samples") for value in (0, -0.1, 1.2, NAN, "0.5", True, None)),
     *(({"distribute_gradients": value}, ConfigError,
@@ -146,7 +147,9 @@ ROWS = [
      "queue_policy must be one of .'block', 'drop_oldest', 'drop_newest'., got 'drop'"),
     ({"on_starved": "ignore"}, ConfigError, "on_starved must be one of .'raise', 'warn', 'wait'., got 'ignore'"),
     ({"buffer": "square"}, ConfigError, "buffer must be one of .'ring', 'circular'., got 'square'"),
-    ({"on_policy_lag": None}, ConfigError, "on_policy_lag must be one of .'drop', 'wait'., got None"),
+    ({"on_policy_lag": "later"}, ConfigError, "on_policy_lag must be one of .'drop', 'wait'.*, got 'later'"),
+    ({"col_communication": "asynchronous", "on_policy_lag": "drop"}, ConfigError,
+     "on_policy_lag='drop' needs max_policy_lag, got None"),
     ({"ramp": 1}, ConfigError, "ramp must be True or False or None, got 1"),
     *(({name: value}, ConfigError, f"{name} must be a whole number >= {low}.*, got {value}") for name, value, low in (
         ("max_weight_sync_delay", 0, 1), ("max_weight_sync_delay", True, 1),

@@ -152,7 +152,7 @@ def test_schedules_follow_used_steps_and_not_queued_ones(make_scheme):
     Each train batch is a rollout of 16 steps.
     """
     scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2,
-                         col_communication=ASYNC,
+                         col_communication=ASYNC, queue_size=16,
                          runtime="simulated", costs={"grad": 1.0})
     scheme.start(160)
     rates = [scheme.step()["lr"] for _ in range(8)]

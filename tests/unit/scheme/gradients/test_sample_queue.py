@@ -185,7 +185,8 @@ def test_max_policy_lag_limits_later_uses_of_a_train_batch(make, version):
     ({"buffer": "circular", "ramp": True}, "ramp=True is for buffer='ring'"),
     ({"on_policy_lag": "wait"}, "on_policy_lag='wait' needs max_policy_lag, got None"),
     ({"on_policy_lag": "wait", "max_policy_lag": 2, "buffer": "circular"}, "counts future uses"),
-    ({"queue_policy": "drop_all"}, "queue_policy must be one of"), ({"queue_size": 0}, "queue_size must be .*1, got 0"),
+    ({"queue_policy": "drop_all"}, "queue_policy must be one of"),
+    ({"queue_size": 0}, "queue_size must be .*1 or None, got 0"),
 ])
 def test_contradictory_options_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -263,8 +264,9 @@ def test_a_full_queue_blocks_collection(make_scheme, one_batch, recorder, queue_
         number = len(recorder.made)
         time.sleep(0.3)
     rollouts = (number - by_probe) / 8
-    # One rollout is in use, `queue_size` are queued, the collector thread has one, and each worker finished one.
-    assert queue_size + 1 < rollouts <= 1 + queue_size + 1 + 2
+    # One rollout is in use, and `queue_size` are queued. Because the learner had to wait for its rollout, the collector
+    # thread may have one more, and each worker may have finished one.
+    assert queue_size + 1 <= rollouts <= 1 + queue_size + 1 + 2
 
 
 def test_queue_timeout_s(make_scheme):

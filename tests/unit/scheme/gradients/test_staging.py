@@ -385,7 +385,8 @@ def test_staging_does_not_change_results(train, stage, name, settings):
 def test_the_next_train_batch_is_loaded_while_the_learner_computes(train, stage):
     """Check that after a run, whose queue is always full, one train batch is loaded that the learner has not used."""
     copiers = stage(ThreadPoolExecutor)
-    _, metrics = train("impala", num_col_workers=2, col_communication=ASYNC, costs={"step": 0.01, "grad": 10.0})
+    _, metrics = train("impala", num_col_workers=2, col_communication=ASYNC, queue_size=16,
+                       costs={"step": 0.01, "grad": 10.0})
     assert metrics["queue_size"] > 0
     [copier] = copiers
     assert [kind for kind, _ in copier.events].count("take") == copier.num_started - 1

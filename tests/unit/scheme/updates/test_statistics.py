@@ -224,7 +224,8 @@ def test_requests_of_collection_workers_are_counted(make, settings):
     In asynchronous collection, each worker always has two requests in flight. In synchronous collection, no request is
     in flight when a gradient is ready.
     """
-    metrics = run(make(num_col_workers=3, costs={"step": 0.5}, **settings))
+    in_flight = {"col_in_flight": 2, "queue_size": 16} if settings else {}
+    metrics = run(make(num_col_workers=3, costs={"step": 0.5}, **settings, **in_flight))
     assert metrics["requests_in_flight"] == (2 * 3 * settings.get("num_grad_workers", 1) if settings else 0)
     assert metrics["draws_in_flight"] == 0
 
