@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeAlias
 
@@ -221,10 +222,10 @@ class Learner:
                 self.step()
             is_whole = True
             if not interrupts.received:
-                self._save()  # before the last evaluation, which could fail
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
                 if self.options.checkpoint_every is not None and last_steps != self.env_steps:
                     self.save_checkpoint()
+                self._save()  # after the checkpoint, for which updates are made; before an evaluation, which could fail
                 if self.options.eval_every is not None and self.updates:
                     self._evaluations.keep(self.evaluate(self.options.eval_episodes))
                     self._record()
@@ -249,7 +250,8 @@ class Learner:
         if self._state is State.RUNNING:
             self._save()
             if self.options.checkpoints_on_exit:
-                checkpoint_within(interrupts.time_left_s if is_whole else 0.0, self.save_checkpoint)
+                checkpoint_within(interrupts.time_left_s if is_whole else 0.0,
+                                  partial(self.save_checkpoint, uses_queued=False))
         stopped = interrupts.exception(self.env_steps, self.log_dir)
         self._callbacks.report(stopped)
         self.stop()
@@ -369,7 +371,7 @@ class Learner:
         return self._files.save_model(self.scheme, name, evaluated=evaluated)
 
     @in_turn("_turn")
-    def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True) -> None:
+    def save_checkpoint(self, timeout_s: float = 60.0, *, wait: bool = True, uses_queued: bool = True) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues.
 
         The scheme is drained, environments start new episodes, and random generators are reseeded, so that this run and
@@ -378,6 +380,7 @@ class Learner:
         Args:
             timeout_s: Seconds after which workers that have not answered are considered lost.
             wait: Whether to wait until the file is written; otherwise, a background thread writes it.
+            uses_queued: Whether updates are made from train batches that wait; see `Scheme.checkpoint`.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.
@@ -388,7 +391,9 @@ class Learner:
         self.start()
         self._files.wait()  # the previous checkpoint must be written first, so that only one is in memory
         start = time.perf_counter()
-        state = self.scheme.checkpoint(timeout_s)
+        state = self.scheme.checkpoint(timeout_s, uses_queued=uses_queued)
+        self._measured.count()
+        self._measured.take_episodes()
         own = self._own_state(start)
         self._due.after_checkpoint(self.env_steps)
         self._files.checkpoint(self.env_steps, state, own, start, self.updates)

@@ -334,18 +334,21 @@ class Scheme(Architectures, Stoppable):
         return self.ledger()
 
     @in_turn("_turn")
-    def checkpoint(self, timeout_s: float = 60.0, *, is_last: bool = False) -> StateDict:
+    def checkpoint(self, timeout_s: float = 60.0, *, is_last: bool = False, uses_queued: bool = True) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
-        The tree is drained first. A checkpoint contains no state of environments, random generators or processes.
-        Therefore, after a checkpoint, both this scheme and a scheme that resumes start new episodes, and use new seeds
-        that derive from the experiment's seed and the number of checkpoints. With synchronous collection and
-        gradients on a CPU, the scheme that resumes continues like this scheme, bit for bit.
+        With a single learner and asynchronous collection, the learner first uses the train batches that are queued or
+        in flight, so they are not dropped. The tree is then drained. A checkpoint contains no state of environments,
+        random generators or processes. Therefore, after a checkpoint, both this scheme and a scheme that resumes start
+        new episodes, and use new seeds that derive from the experiment's seed and the number of checkpoints. With
+        synchronous collection and gradients on a CPU, the scheme that resumes continues like this scheme, bit for bit.
 
         Args:
             timeout_s: Time limit in seconds; see `drain`.
             is_last: Whether this scheme does not continue. Its environments and random generators then stay as they
                 are, which saves time, and it must be stopped.
+            uses_queued: Whether the learner makes these updates, which take at most half of the time; if not, the train
+                batches are dropped.
 
         Returns:
             Plain values and tensors of parameters, optimizers, target networks, normalizers, schedules, replay, the
@@ -362,7 +365,8 @@ class Scheme(Architectures, Stoppable):
             raise StoppedError("this scheme has been stopped; make checkpoints before stop()")
         worker = self.update_worker
         self._num_checkpoints += 1
-        state = worker.checkpoint(None if is_last else self._seed_after_checkpoint, timeout_s)
+        state = worker.checkpoint(
+            None if is_last else self._seed_after_checkpoint, timeout_s, uses_queued=uses_queued)
         return {"format": CHECKPOINT_FORMAT, "settings": dict(self.settings),
                 "agent": describe(self.agent.as_dict()), "choices": choices_of(self.agent.algo_factory),
                 "part": self._num_checkpoints, "state": state}

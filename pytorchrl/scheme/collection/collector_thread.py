@@ -98,6 +98,7 @@ class CollectorThread(WorkThread):
         resizing: The requested changes of the number of remote workers; None: the number is fixed.
         supervisor: The supervisor of the remote workers.
         num_sent_since_broadcast: Number of rollouts received since weights were last attached to a request.
+        is_used_up: Whether the learner has used all rollouts since `finish_collection`.
     """
 
     Options: TypeAlias = CollectorOptions
@@ -145,6 +146,9 @@ class CollectorThread(WorkThread):
         # Numbers of the latest announced drain and of the latest completed drain. Drains are numbered, because an
         # announcement may arrive late, when its drain is already complete.
         self._drain_announced = self._drains = 0
+        # Whether no more rollouts are requested until the next drain, and whether all requested rollouts have arrived.
+        self._is_finishing = self._has_all = False
+        self.is_used_up = False
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
         if not self.remote_workers:
@@ -191,7 +195,9 @@ class CollectorThread(WorkThread):
 
     def step(self) -> None:
         """Collect one round, or poll once in asynchronous collection, and pass the rollouts to the destination."""
-        self.apply_resizes()
+        self._has_all = self._is_finishing and not self.strategy.num_in_flight()
+        if not self._is_finishing:
+            self.apply_resizes()
         self._destination.poll()
         if self._is_local_collection_delayed():
             self._runtime.sleep(DELAYED_INTERVAL_S)
@@ -203,8 +209,9 @@ class CollectorThread(WorkThread):
 
         In a replay, the journal determines when the rollout begins.
         """
-        return (self._is_async and not self.remote_workers and self._destination.delays_requests
-                and self._journal.upcoming() is None and not self._destination.may_request(0))
+        if self.remote_workers or not self._is_async or self._journal.upcoming() is not None:
+            return False
+        return self._is_finishing or (self._destination.delays_requests and not self._destination.may_request(0))
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Request a change of the number of remote workers; see `Resizing.request`.
@@ -293,6 +300,17 @@ class CollectorThread(WorkThread):
         """Whether an announced drain is not complete yet."""
         return self._drain_announced > self._drains
 
+    def finish_collection(self) -> None:
+        """Request no more rollouts until the next drain, so that the learner can use those that still arrive."""
+        self._is_finishing, self._has_all = True, self.ident is None
+        self.strategy.stop_requests()
+
+    def check_remaining(self) -> None:
+        """Raise `DrainingError` if no data will arrive before the next drain; call this if the queue is empty."""
+        if self._has_all:
+            self.is_used_up = True
+            raise DrainingError(f"GWorker {self.index_worker} has used all its data before a drain")
+
     def announce_drain(self, number: int) -> None:
         """Announce drain `number` (1, 2, ...); a learner that waits for data raises `DrainingError`."""
         self._drain_announced = max(self._drain_announced, number)
@@ -325,6 +343,7 @@ class CollectorThread(WorkThread):
             raise self.failure
         self.strategy.drain(lambda rollouts: self._destination.put_late(rollouts, deadline), deadline)
         self._destination.end_drain(deadline)
+        self._is_finishing = self._has_all = self.is_used_up = False
         self.apply_resizes()
         self._drains = number
 

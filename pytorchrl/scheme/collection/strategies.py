@@ -91,6 +91,9 @@ class CollectionStrategy(ABC):
         """Return the seconds that messages of synchronous rounds were in transit since this method's last call."""
         return 0.0
 
+    def stop_requests(self) -> None:
+        """Make no new requests until the end of the next drain, which follows soon; any thread may call this."""
+
     @abstractmethod
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline count as lost.
@@ -240,6 +243,10 @@ class RemoteStrategy(CollectionStrategy, Generic[W, A]):
         self._weights.num_rollouts_since += len(rollouts)
         return super()._book(rollouts)
 
+    @override
+    def stop_requests(self) -> None:
+        self._is_draining = True
+
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, A]]:
         """Yield (worker index, answer) for each finished request; wait at most `timeout_s` seconds for one."""
         return self._in_flight.poll(timeout_s)
@@ -317,8 +324,9 @@ class _RemoteCollection(RemoteStrategy[CWorker, Rollout]):
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
 
     def _asked(self) -> list[int]:
-        """Return the indices of the workers that receive requests: they are neither lost nor leaving."""
-        return [index for index in range(self._num_asked) if index not in self._supervisor.gone]
+        """Return the indices of the workers that receive requests: not lost, not leaving, and none during a drain."""
+        places = range(0 if self._is_draining else self._num_asked)
+        return [index for index in places if index not in self._supervisor.gone]
 
     def _request(self, index: int, num_steps: int | None = None) -> None:
         self._num_requests[index] += 1
@@ -551,14 +559,14 @@ class OnArrival(_RemoteCollection):
 
     def step(self, deliver: Deliver) -> None:
         """Poll once: deliver finished rollouts, oldest request first, and request a new rollout after each delivery."""
-        if not self._is_started:
+        if not self._is_started and not self._is_draining:
             self._is_started = True
             for _ in range(self._col_in_flight):
                 for index in self._asked():
                     self._refresh_and_request(index)
         for index, rollout in self._poll():
             self._deliver([rollout], deliver)
-            if index < self._num_asked:
+            if index < self._num_asked and not self._is_draining:
                 self._refresh_and_request(index)
 
     @override

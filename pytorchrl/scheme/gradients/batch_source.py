@@ -148,7 +148,8 @@ class QueueSource(TrainBatchSource):
             try:
                 return self._samples.take(POLL_INTERVAL_S)
             except queue.Empty:
-                pass
+                if not self._samples.is_ready:
+                    self._collector.check_remaining()
             # A thread that has failed adds no data, so an empty queue stays empty. The error is raised outside the
             # `except` block, so that its traceback does not show `queue.Empty`.
             if self._collector.failure is not None and not self._samples.is_ready:

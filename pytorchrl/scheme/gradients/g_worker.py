@@ -414,6 +414,21 @@ class GWorker(Worker, Stoppable):
         """Request a new number of collection workers for this worker; see `Resizing.request`."""
         self.collector.resize(num_col_workers, resources)
 
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the learner has used all data since `finish_collection`."""
+        return self.collector.is_used_up
+
+    def finish_collection(self) -> bool:
+        """Let the learner use the data that are queued or in flight, and collect no more data before the next drain.
+
+        Return whether there may be such data, which is only the case in asynchronous collection without shards.
+        """
+        if self.col_communication is SYNC or self.shards is not None:
+            return False
+        self.collector.finish_collection()
+        return True
+
     def announce_drain(self, number: int) -> None:
         """Announce drain `number` (1, 2, ...), so that requests stop waiting for data and return without a gradient."""
         self.collector.announce_drain(number)

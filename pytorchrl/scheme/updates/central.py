@@ -43,8 +43,8 @@ class CentralUpdates(UpdateStrategy):
         return self._is_between_train_batches
 
     def step(self) -> None:
-        """Try to make an update: compute gradients until one is not empty, or `prepare_drain` announces a drain."""
-        while not self._step() and not self._local.is_draining:
+        """Try to make an update: compute gradients until one is not empty, or until a drain ends the data."""
+        while not self.is_used_up and not self._step() and not self._local.is_draining:
             pass
 
     def _step(self) -> bool:
@@ -64,6 +64,15 @@ class CentralUpdates(UpdateStrategy):
         if skip:
             self._local.skip_remaining()
         return True
+
+    @override
+    def finish_collection(self) -> bool:
+        return self._local.finish_collection()
+
+    @property
+    @override
+    def is_used_up(self) -> bool:
+        return self._local.is_used_up
 
     @override
     def prepare_drain(self) -> None:

@@ -26,6 +26,18 @@ class UpdateStrategy(ABC):
     def finish(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` seconds for gradients in flight; each one that arrives is recorded as dropped."""
 
+    def finish_collection(self) -> bool:
+        """Collect no more data before the next drain; return whether steps may use data that were collected already.
+
+        The default does nothing. Several gradient workers have different amounts of data, but wait for each other.
+        """
+        return False
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether `step` does nothing, because all data have been used since `finish_collection`."""
+        return False
+
     def prepare_drain(self) -> None:
         """End a step that another thread makes and that is waiting for data, because `drain` will be called next."""
 

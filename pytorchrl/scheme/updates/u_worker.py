@@ -102,7 +102,9 @@ class UpdaterThread(WorkThread):
         try:
             while not self.stopped and not self.is_over():
                 self.pause_point.pause_if_requested(lambda: self.stopped)
-                if not self.stopped:
+                if self._strategy.is_used_up:  # until the drain that follows
+                    self._runtime.sleep(POLL_INTERVAL_S)
+                elif not self.stopped:
                     self.step()
                 self.progressed.set()
         except BaseException:
@@ -304,6 +306,26 @@ class UWorker(Worker, Stoppable):
             self.updater.check()
         self.strategy.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
 
+    def use_up(self, timeout_s: float) -> None:
+        """Collect no more data, and make updates until all collected data are used, at most for `timeout_s` seconds.
+
+        With several gradient workers, and in synchronous collection or with shards, this method does nothing.
+
+        Raises:
+            Exception: The error that ended a worker or thread.
+        """
+        self.updater.check()
+        deadline = self._runtime.now() + timeout_s
+        if not self.strategy.finish_collection():
+            return
+        while not self.strategy.is_used_up and self._runtime.now() < deadline:
+            if self.updater.state is not State.RUNNING:
+                self.updater.step()
+                continue
+            self.updater.progressed.wait(POLL_INTERVAL_S)
+            self.updater.progressed.clear()
+            self.updater.check()
+
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Change the number of collection workers of each gradient worker; see `Scheme.resize`.
 
@@ -323,15 +345,20 @@ class UWorker(Worker, Stoppable):
         """Whether all train batches are used up, so that the next step takes new ones; see `UpdateStrategy`."""
         return self.strategy.is_between_train_batches
 
-    def checkpoint(self, seed: int | None, timeout_s: float) -> StateDict:
+    def checkpoint(self, seed: int | None, timeout_s: float, *, uses_queued: bool = True) -> StateDict:
         """Return the state of the tree as plain values and tensors, and reseed the tree.
 
         Args:
             seed: Seed for the continuation of this run, and for the run that restores the state. None: this run ends,
                 so the tree is not reseeded.
             timeout_s: Seconds after which workers that are not drained are considered lost.
+            uses_queued: Whether to make updates from the data that have been collected, for at most half of
+                `timeout_s`, before the tree is drained.
         """
-        self.drain(timeout_s)
+        start = self._runtime.now()
+        if uses_queued and not self._journal.is_kept:
+            self.use_up(timeout_s / 2)
+        self.drain(timeout_s - (self._runtime.now() - start))
         whole, workers = self.strategy.state()
         # Read the ledger immediately after the states: a worker that is lost in between would make the two differ.
         statistics = self.statistics.state()

@@ -146,6 +146,7 @@ def test_schedules_follow_collected_steps(make_scheme):
     np.testing.assert_allclose(rates, [1e-2 * max(0.0, 1 - 16 * n / 160) for n in range(12)])
 
 
+@pytest.mark.filterwarnings("ignore:queue_size=16 lets rollouts wait")
 def test_schedules_follow_used_steps_and_not_queued_ones(make_scheme):
     """Check the learning rates if collection is far ahead of a slow learner.
 

@@ -224,7 +224,7 @@ def test_a_rollout_has_the_version_of_its_oldest_weights(make_scheme, rollouts_o
         kept.append((id(builder), builder.sequence, version))
         return build(builder, version, *args, **options)
     monkeypatch.setattr(RolloutBuilder, "build", note)
-    rollouts_of(make_scheme(**THREE, runtime="simulated", costs={"step": 0.1, "grad": 0.05}, queue_size=16),
+    rollouts_of(make_scheme(**THREE, runtime="simulated", costs={"step": 0.1, "grad": 0.05}, queue_size=4),
                 updates=30)
     assert len(kept) > 8
     for builder, sequence, version in kept:

@@ -253,7 +253,7 @@ def test_the_oldest_version_is_used_first_if_requests_wait(make):
     assert [samples.take(0.0).version for _ in range(3)] == [3, 4, 5]
 
 
-@pytest.mark.parametrize("queue_size", [1, 5])
+@pytest.mark.parametrize("queue_size", [1, 4])
 def test_a_full_queue_blocks_collection(make_scheme, one_batch, recorder, queue_size):
     scheme = make_scheme(recorder.env_fn, storage=recorder.storage, algo=one_batch, num_envs=1, size=8,
                          num_col_workers=2, col_communication=ASYNC, col_in_flight=1, queue_size=queue_size)
