@@ -39,7 +39,8 @@ from pytorchrl.support.untyped import OptionValue, StateDict
 
 # Seconds that stop() waits for running calls before it kills their workers.
 _STOP_TIMEOUT_S = 4.0
-
+# Seconds between two checks of an updater thread that makes no updates whether it should make updates again.
+_IDLE_INTERVAL_S = 0.01
 
 logger = get_logger(__name__)
 
@@ -65,6 +66,7 @@ class UpdaterThread(WorkThread):
         self.before_step: Callable[[], None] = lambda: None
         self.after_step: Callable[[], None] = lambda: None
         self.is_over: Callable[[], bool] = lambda: False
+        self.is_unwanted: Callable[[], bool] = lambda: False
 
     @property
     def stopped(self) -> bool:
@@ -102,8 +104,8 @@ class UpdaterThread(WorkThread):
         try:
             while not self.stopped and not self.is_over():
                 self.pause_point.pause_if_requested(lambda: self.stopped)
-                if self._strategy.is_used_up:  # until the drain that follows
-                    self._runtime.sleep(POLL_INTERVAL_S)
+                if self._strategy.is_used_up or self.is_unwanted():  # until a drain, a call of step() or the end
+                    self._runtime.sleep(_IDLE_INTERVAL_S)
                 elif not self.stopped:
                     self.step()
                 self.progressed.set()
@@ -170,7 +172,8 @@ class UWorker(Worker, Stoppable):
         self._target_steps = target_steps or 1
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
-        self._updates_per_step = options.updates_per_step
+        # `_is_awaited` and `_is_finishing`: whether calls of `step` and of `use_up` wait for updates of the thread.
+        self._updates_per_step, self._is_awaited, self._is_finishing = options.updates_per_step, False, False
         self._update_began = 0.0
         self._in_thread = isinstance(gradients, AsynchronousGradients) and not gradients.is_parallel
         self.strategy: UpdateStrategy
@@ -203,7 +206,7 @@ class UWorker(Worker, Stoppable):
                 self.strategy = SynchronousUpdates(tree)
         self.updater = UpdaterThread(self.strategy, self._runtime)
         self.updater.before_step, self.updater.after_step = self._before_update, self._after_update
-        self.updater.is_over = lambda: self._replay_is_over
+        self.updater.is_over, self.updater.is_unwanted = lambda: self._replay_is_over, self._has_reached_target
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -219,6 +222,16 @@ class UWorker(Worker, Stoppable):
     @property
     def _replay_is_over(self) -> bool:
         return self._replay is not None and self._replay.is_over(self.num_rounds)
+
+    def _has_reached_target(self) -> bool:
+        """Return whether the experiment is over, so that the thread makes an update only if `step` waits for it.
+
+        The statistics at the end of a run then belong to the weights at its end.
+        """
+        is_awaited = self._is_finishing or (
+            self._is_awaited and self.statistics.new_updates < self._updates_per_step)
+        return (not is_awaited and self._replay is None and 1 < self._target_steps
+                <= self.statistics.tree_ledger.env_steps)
 
     def _raise_end_of_record(self) -> NoReturn:
         assert self._replay is not None
@@ -318,13 +331,17 @@ class UWorker(Worker, Stoppable):
         deadline = self._runtime.now() + timeout_s
         if not self.strategy.finish_collection():
             return
-        while not self.strategy.is_used_up and self._runtime.now() < deadline:
-            if self.updater.state is not State.RUNNING:
-                self.updater.step()
-                continue
-            self.updater.progressed.wait(POLL_INTERVAL_S)
-            self.updater.progressed.clear()
-            self.updater.check()
+        self._is_finishing = True
+        try:
+            while not self.strategy.is_used_up and self._runtime.now() < deadline:
+                if self.updater.state is not State.RUNNING:
+                    self.updater.step()
+                    continue
+                self.updater.progressed.wait(POLL_INTERVAL_S)
+                self.updater.progressed.clear()
+                self.updater.check()
+        finally:
+            self._is_finishing = False
 
     def resize(self, num_col_workers: int | tuple[int, ...], resources: Mapping[str, float] | None = None) -> None:
         """Change the number of collection workers of each gradient worker; see `Scheme.resize`.
@@ -395,6 +412,14 @@ class UWorker(Worker, Stoppable):
         if self.updater.state is State.NEW:
             self._runtime.start_thread(self.updater)
         self.updater.pause_point.resume()
+        self._is_awaited = True
+        try:
+            return self._updates_of_thread()
+        finally:
+            self._is_awaited = False
+
+    def _updates_of_thread(self) -> dict[str, float]:
+        """Wait for `updates_per_step` updates since the last call of `step`, and return their statistics."""
         was_over = self._replay_is_over
         while True:
             self.updater.progressed.wait(POLL_INTERVAL_S)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import A2C, ASYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.errors import CheckpointError, ConfigError, StoppedError
 from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, through_a_file, go_on, differences
@@ -108,6 +108,58 @@ def test_every_pattern_resumes_with_an_exact_ledger(check_ledger, some_pattern):
     finally:
         for scheme in schemes:
             scheme.stop()
+
+
+@pytest.mark.parametrize("runtime", ["simulated", "threads"])
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 3}, {"num_col_workers": 1}, {"num_col_workers": 3, "queue_size": 4, "col_in_flight": 2},
+    {"num_col_workers": 2, "grad_communication": ASYNC}, {"num_col_workers": 1, "grad_communication": ASYNC},
+    {"num_col_workers": 2, "queue_policy": "drop_newest", "queue_size": 4},
+    {"num_col_workers": 3, "num_passes": 2, "minibatch_buffer_size": 3, "grad_communication": ASYNC},
+    {"num_col_workers": 3, "faults": "kill col.2 @ step 30"},
+], ids=str)
+def test_a_checkpoint_uses_what_was_collected(check_ledger, settings, runtime):
+    """Check that no rollout is dropped by checkpoints, and that both runs continue from them.
+
+    Every rollout is a train batch, so no train batch is incomplete.
+    """
+    if runtime == "threads":
+        settings = {name: value for name, value in settings.items() if name != "faults"}
+    schemes = [Scheme(*synthetic_agent(size=4, num_epochs=2, num_mini_batch=2), runtime=runtime, seed=1,
+                      col_communication=ASYNC, **settings) for _ in range(2)]
+    first, second = schemes
+    try:
+        for _ in range(3):
+            for _ in range(7):
+                first.step()
+            version = first.version
+            state = through_a_file(first.checkpoint())
+            ledger = check_ledger(first)
+            assert ledger["dropped"]["shutdown"] == ledger["in_flight"] == ledger["queued"] == 0
+            assert first.version >= version
+            assert ledger["dropped"]["queue_full"] + ledger["dropped"]["worker_lost"] + ledger["consumed_unique"
+                                                                                            ] == ledger["collected"]
+        assert first.version > 21
+        second.resume(state)
+        second.start()
+        assert second.ledger() == ledger
+        assert second.version == first.version
+        for scheme in schemes:
+            for _ in range(5):
+                scheme.step()
+    finally:
+        for scheme in schemes:
+            scheme.stop()
+
+
+def test_a_checkpoint_may_drop_what_was_collected(make):
+    scheme = make("ppo, gru", num_col_workers=2, col_communication=ASYNC, runtime="simulated")
+    for _ in range(4):
+        scheme.step()
+    version = scheme.version
+    scheme.checkpoint(uses_queued=False)
+    assert scheme.version == version
+    assert scheme.ledger()["dropped"]["shutdown"] > 0
 
 
 @pytest.mark.every(3)

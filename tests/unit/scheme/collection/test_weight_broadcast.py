@@ -18,5 +18,5 @@ def test_broadcast_interval(make_scheme, one_batch):
     settings = {"algo": one_batch, "num_col_workers": 2, "col_communication": ASYNC, "queue_size": 1,
                 "col_in_flight": 1}
     assert _weight_pushes(make_scheme(**settings)) > 15
-    # In 40 updates, each of 2 workers can fall 10 updates behind at most 4 times.
-    assert 0 < _weight_pushes(make_scheme(broadcast_interval=10, **settings)) <= 8
+    # Each of 2 workers receives weights at the start, and in 40 updates, it can fall 10 updates behind at most 4 times.
+    assert 0 < _weight_pushes(make_scheme(broadcast_interval=10, **settings)) <= 10

@@ -21,7 +21,7 @@ def scheme():
         PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=linear(1.0, 0.0)),
         OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
         GAEBuffer.create_factory(4), envs, num_col_workers=2, col_communication="asynchronous", runtime="simulated",
-        costs={"grad": 10.0}, queue_size=4, seed=1)  # the learner is so slow that rollouts wait in the queue
+        costs={"grad": 10.0}, queue_size=8, max_policy_lag=1000, seed=1)  # the learner is slow, so rollouts are queued
     yield scheme
     scheme.stop()
 
@@ -44,7 +44,7 @@ def test_a_stopped_update_worker_makes_no_step(scheme):
 
 
 def test_the_updater_thread_knows_its_state():
-    strategy = types.SimpleNamespace(step=lambda: None)
+    strategy = types.SimpleNamespace(step=lambda: None, is_used_up=False)
     updater = UpdaterThread(strategy, ThreadRuntime())
     assert updater.state is State.NEW
     updater.start()
