@@ -68,10 +68,17 @@ class Preset:
             Problem(f"{why}: {name}={value} is too small", f"give {low} or more", (name,))
             for name, (low, why) in self.least.items() if isinstance(value := settings[name], int) and value < low]
         # `Scheme` itself refuses an algorithm that is not a factory.
-        if isinstance(algo_factory, Factory) and (found := learned_kind(algo_factory)) not in self.kinds:
+        if not isinstance(algo_factory, Factory) or (found := learned_kind(algo_factory)) in self.kinds:
+            return problems
+        name, nearest = algo_factory.cls.__name__, getattr(algo_factory.cls, "nearest_with_lag", None)
+        if found is DataKind.ROLLOUTS and DataKind.OLDER_ROLLOUTS in self.kinds and nearest is not None:
             problems.append(Problem(
-                f"{self.name} provides {', '.join(kind.value for kind in self.kinds)}, but "
-                f"{algo_factory.cls.__name__} learns from {found.value}",
+                f"{self.name} collects with policies that are older than the learner's, but {name} has no correction "
+                "for this policy lag", f"use {nearest}, the nearest algorithm with a correction"))
+        else:
+            problems.append(Problem(
+                f"{self.name} provides {', '.join(kind.value for kind in self.kinds)}, but {name} learns from "
+                f"{found.value}",
                 f"algorithms for {self.name}: {algorithms_for(*self.kinds)}"))
         return problems
 
@@ -110,7 +117,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
         learner=True, least={"num_replay_workers": (1, "replay is stored in shards")}, kinds=(DataKind.SEQUENCES,)),
     Preset(
         name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
-        defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "distribute_gradients": True},
+        defaults={"num_grad_workers": 2, "num_col_workers": 2, "distribute_gradients": True},
         least={"num_grad_workers": (2, "every learner is a gradient worker")}, kinds=_LAGGING),
 )}
 
@@ -319,7 +326,7 @@ class Architectures:
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
             **settings: Settings of `Scheme`. Defaults that differ from those of `Scheme`: `num_grad_workers=2`,
-                `num_col_workers=2`, `queue_size=4`, `distribute_gradients=True`.
+                `num_col_workers=2`, `distribute_gradients=True`.
 
         Raises:
             ConfigError: A setting is invalid, or contradicts the architecture or the algorithm.

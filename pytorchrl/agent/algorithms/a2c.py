@@ -26,6 +26,8 @@ class A2C(OnPolicyAlgorithm):
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * mean H.
     """
 
+    nearest_with_lag = "IMPALA"
+
     @dataclass(frozen=True, kw_only=True)
     class Options(OnPolicyAlgorithm.Options):
         """Options of `A2C`; some defaults differ from those of `OnPolicyAlgorithm`."""

@@ -93,6 +93,8 @@ class Algorithm(Part, Updatable, ABC):
 
     Each class of algorithm declares or inherits this attribute.
     """
+    nearest_with_lag: ClassVar[str | None] = None
+    """For an algorithm that needs data of its newest policy, the most similar algorithm that accepts older data."""
     actor_class: ClassVar[type[nn.Module]]
     """The class of actors that the algorithm can train; subclasses of it are also supported.
 

@@ -31,6 +31,8 @@ class PPO(OnPolicyAlgorithm):
     mean(-min(r * A, clip(r, 1 - c, 1 + c) * A)) + value_loss_coef * mean((V - R)^2) / 2 - entropy_coef * mean(H).
     """
 
+    nearest_with_lag = "APPO"
+
     @dataclass(frozen=True, kw_only=True)
     class Options(OnPolicyAlgorithm.Options):
         """Options of `PPO`."""

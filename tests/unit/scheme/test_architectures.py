@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from pytorchrl import ASYNC, DQN, R2D2, SYNC, A2C, PERBuffer, QActor, Scheme, SequenceBuffer, VecEnv, train
+from pytorchrl import ASYNC, DQN, PPO, R2D2, SYNC, A2C, PERBuffer, QActor, Scheme, SequenceBuffer, VecEnv, train
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.cli import main
@@ -113,12 +113,14 @@ def test_r2d2_is_apex_with_sequences():
         Scheme.r2d2(DQN.create_factory(), actor, PERBuffer.create_factory(1000), envs)
 
 
+@pytest.mark.parametrize(("algo", "nearest"), [(A2C, "IMPALA"), (PPO, "APPO")])
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
-def test_on_policy_algorithms_are_refused_if_data_are_old(named, name):
+def test_on_policy_algorithms_are_refused_if_data_are_old(named, name, algo, nearest):
     _, actor, storage, envs = synthetic_agent(4)
-    with pytest.raises(ConfigError, match=f"{name} provides .*, but A2C learns from rollouts with advantages; "
-                                          f"algorithms for {name}: .*APPO"):
-        named(name, (A2C.create_factory(), actor, storage, envs))
+    with pytest.raises(ConfigError, match=f"{name} collects with policies that are older than the learner's, but "
+                                          f"{algo.__name__} has no correction for this policy lag; use {nearest}, the "
+                                          "nearest algorithm with a correction\n"):
+        named(name, (algo.create_factory(), actor, storage, envs))
 
 
 def test_fixed_settings_may_be_given_explicitly(named):
@@ -165,6 +167,8 @@ def test_the_algorithm_must_support_the_kind_of_data(allowed, algo, is_refused):
     preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
         text = f"replay provides {allowed[0].value}.*, but {algo.cls.__name__} learns from rollouts with advantages"
+        if algo.cls is A2C and DataKind.OLDER_ROLLOUTS in allowed:
+            text = "replay collects with policies that are older than the learner's, but A2C has no correction"
         (problem,) = preset.problems(algo, {})
         assert re.search(text, problem.text)
         assert problem.remedy.startswith("algorithms for replay: ")
