@@ -11,7 +11,7 @@ import fnmatch
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,8 @@ class Fault:
     point: str
     count: int | None
     probability: float | None
+    text: str
+    """The fault as it was given."""
 
     def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
         """Return whether the fault happens when a worker reaches the fault's point for the `count`-th time."""
@@ -100,6 +102,16 @@ class FaultPlan:
     def kills(self) -> bool:
         """Whether any fault kills a worker."""
         return any(fault.action == "kill" for fault in self.faults)
+
+    def impossible(self, reached: Iterable[tuple[str, str]]) -> list[str]:
+        """Return the texts of the faults that can never happen.
+
+        Args:
+            reached: The name of each worker of the run, with each point that the worker may reach.
+        """
+        places = {(name, point) for worker, point in reached for name in _addresses(worker)[1]}
+        return [fault.text for fault in self.faults
+                if not any(point == fault.point and fnmatch.fnmatchcase(name, fault.target) for name, point in places)]
 
     def __reduce__(self) -> tuple[type[FaultPlan], tuple[str, int]]:
         return FaultPlan, (self.text, self._seed)
@@ -160,7 +172,8 @@ def parse_fault(text: str) -> Fault:
     if problems:
         raise ConfigError(f"faults has {text.strip()!r}: {'; '.join(problems)}")
     return Fault(action, target, math.inf if match["seconds"] is None else float(match["seconds"]),
-                 match["point"] or points[0], None if match["count"] is None else int(match["count"]), probability)
+                 match["point"] or points[0], None if match["count"] is None else int(match["count"]), probability,
+                 text.strip())
 
 
 def _short(target: str) -> str:

@@ -6,11 +6,13 @@ Each rule is a row of `RULES` or `WARNINGS`. Contradictions within a level are i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pytorchrl.errors import Problem
 from pytorchrl.runtime import FaultPlan, is_default
+from pytorchrl.runtime.faults import POINTS
 from pytorchrl.runtime.processes.runtime import platform_problem
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import ReplayCollection, SynchronousCollection
@@ -53,6 +55,30 @@ def _kills(settings: Settings) -> bool:
     return faults is not None and FaultPlan(faults, 0).kills
 
 
+def _reached(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Yield the name of each worker with each point of its work at which a fault may happen; see `FaultPlan`."""
+    num_grad_workers = settings.gradients.num_grad_workers
+    parents = range(1, num_grad_workers + 1) if settings.has_parallel_gradients else range(1)
+    appliers = parents if isinstance(settings.gradients, DecentralisedGradients) else range(1)
+    yield from ((f"GWorker {parent}", "grad") for parent in parents)
+    yield from ((f"GWorker {parent}", "update") for parent in appliers)
+    for parent, number in zip(parents, settings.collection.numbers(num_grad_workers), strict=False):
+        collectors = range(1, number + 1) if settings.has_parallel_collection else range(1)
+        yield from ((f"GWorker {parent}/CWorker {index}", "step") for index in collectors)
+        shards = range(1, settings.num_shards + 1)
+        yield from ((f"GWorker {parent}/RWorker {index}", point) for index in shards for point in POINTS["shard"])
+
+
+def _names_of_workers(settings: Settings) -> str:
+    return ", ".join(dict.fromkeys(name for name, _ in itertools.islice(_reached(settings), _SHOWN_WORKERS)))
+
+
+def _impossible(settings: Settings) -> list[str]:
+    """Return the faults of a scheme whose worker does not exist, or does not reach the fault's point."""
+    faults = settings.runtime.faults
+    return [] if faults is None else FaultPlan(faults, 0).impossible(_reached(settings))
+
+
 def _is_lossy_auto(kind: str, value: object) -> bool:
     compression = Compression.of(kind, value)
     return compression is not None and compression.is_auto and not compression.codec.is_lossless
@@ -81,6 +107,8 @@ def _changed_of_asynchronous_gradients(settings: Settings) -> list[str]:
     return [name for name in gradients.changed() if name in _ASYNCHRONOUS_GRADIENTS]
 
 
+# An error names at most this many workers (each with several points).
+_SHOWN_WORKERS = 12
 _COLLECTION = ("num_col_workers", "col_execution")
 _GRADIENTS = ("num_grad_workers", "grad_execution")
 _RECORDS = ("record", "replay")
@@ -114,6 +142,11 @@ RULES = (
     Rule(lambda s: _kills(s) and not s.has_remote_workers and not isinstance(s.runtime, Simulated | Threads),
          lambda s: "faults kill a worker, but there is no remote worker, and a thread cannot be killed",
          "use remote workers, or remove the kill from faults", ("faults", *_COLLECTION, *_GRADIENTS)),
+    Rule(lambda s: bool(_impossible(s)),
+         lambda s: f"faults has {', '.join(map(repr, _impossible(s)))}, which cannot happen: no worker with this name "
+                   f"reaches this point; the workers are {_names_of_workers(s)}",
+         "name one of them; 'update' is a point of GWorker 0, or of each gradient worker with distribute_gradients",
+         ("faults", *_COLLECTION, *_GRADIENTS)),
     Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and s.has_processes),
          lambda s: f"col_num_threads={s.collection.col_num_threads} is for collection workers in separate processes",
          f"give {_REMOTE_COLLECTION}, and runtime='ray' or runtime='processes'",
