@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import cloudpickle
 
-from pytorchrl.errors import ConfigError, InsufficientResourcesError, WorkerLostError
+from pytorchrl.errors import ConfigError, InsufficientResourcesError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.machine import FORKED_WORKER_BYTES, check_machine, this_machine
 from pytorchrl.runtime.processes import start
@@ -63,6 +63,10 @@ class ProcessRuntime(Runtime):
         return partial(_joined, server=server, seed=self._seed, is_recording=self.is_recording), (self.options,)
 
     def _connect(self) -> ForkServer:
+        if self._server is not None and self._server.has_ended:
+            logger.warning("%s has ended, and with it all workers; a new one is started", self._server.name)
+            self._server.close()
+            self._server = None
         if self._server is None:
             if start.here is None:
                 self._tell("starting worker processes ...")
@@ -113,7 +117,11 @@ class ProcessRuntime(Runtime):
         if not call.is_over and not self._calls.wait(lambda: call.is_over, timeout_s):
             return Outcome(future.worker, error=WorkerLostError(
                 f"{future.worker} did not answer within {timeout_s:.1f} s"))
-        return call.outcome()
+        outcome: Outcome[R] = call.outcome()
+        if isinstance(outcome.error, WorkerDiedError) and self._server is not None and self._server.has_ended:
+            return Outcome(future.worker, error=WorkerDiedError(
+                f"{outcome.error}, because {self._server.name} has ended, and with it all workers"))
+        return outcome
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
         """Return the outcomes of the first calls to new workers; while waiting, log how many workers have started."""
@@ -132,7 +140,8 @@ class ProcessRuntime(Runtime):
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
         """Kill a worker's process; return whether the process ended within `timeout_s` seconds."""
-        self._connect().kill(handle.native)
+        if self._server is None or not self._server.has_ended:
+            self._connect().kill(handle.native)
         return self._calls.wait(lambda: not self._calls.is_alive(handle.native), timeout_s)
 
     def in_process(self) -> Runtime:

@@ -106,6 +106,22 @@ class ForkServer:
                 [sys.executable, "-c", code], stdin=theirs.fileno(), start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")})
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has ended by itself, and with it all workers; it never sends anything."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    @property
+    def name(self) -> str:
+        """The name of the server in messages."""
+        process = self._process
+        return "the fork server" if process is None else f"the fork server (process {process.pid})"
+
     def fork(self, address: str, name: str) -> None:
         """Start a worker that listens at `address`; connections to `address` break if the worker cannot start."""
         with listen(address) as listener:

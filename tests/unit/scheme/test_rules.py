@@ -149,7 +149,8 @@ ROWS = [
     ({"buffer": "square"}, ConfigError, "buffer must be one of .'ring', 'circular'., got 'square'"),
     ({"on_policy_lag": "later"}, ConfigError, "on_policy_lag must be one of .'drop', 'wait'.*, got 'later'"),
     *(({"runtime": "simulated", "faults": f"delay col.* 2s; {fault}", **settings}, ConfigError,
-       f"^faults has '{re.escape(fault)}', which cannot happen: .* the workers are GWorker [01]") for fault, settings in (
+       f"^faults has '{re.escape(fault)}', which cannot happen: .* the workers are GWorker [01]")
+      for fault, settings in (
         ("kill col.9", {"num_col_workers": 2}), ("kill col.0", {"num_col_workers": 2}),
         ("kill col.2.1", {"num_col_workers": 2}), ("raise col.1 @ step 3", {}), ("kill col.0.1", PARALLEL),
         ("kill grad.1 @ update 5", {"num_grad_workers": 2}), ("nan grad.0", {"num_grad_workers": 2}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -366,16 +367,23 @@ def check_nothing_left(done, how):
     assert all(ends(pid) for pid in result_of(done))
 
 
-def test_the_fork_server_ends_with_all_workers_if_it_is_killed(runtime, start):
+def test_a_fork_server_that_is_killed_ends_all_workers_and_is_replaced(runtime, start, caplog):
     handle = start()
     pid = runtime.get(handle.submit(Worker.about), 20)[0]
     with open(f"/proc/{pid}/stat", encoding="ascii") as file:
         server = int(file.read().rpartition(")")[2].split()[1])
     os.kill(server, signal.SIGKILL)
-    assert type(runtime.outcome(handle.submit(Worker.sleep, 20), 20).error) is WorkerDiedError
+    error = runtime.outcome(handle.submit(Worker.sleep, 20), 20).error
+    assert type(error) is WorkerDiedError
+    assert re.fullmatch(r"GWorker 0/CWorker 1 is lost: its process has ended, because the fork server \(process \d+\) "
+                        "has ended, and with it all workers", str(error))
     assert ends(pid)
+    assert runtime.kill(handle)
+    caplog.set_level("WARNING")
     later = start()
-    assert type(runtime.outcome(later.submit(Worker.add, 1), 20).error) is WorkerDiedError
+    assert runtime.get(later.submit(Worker.add, 1), 20) == 1
+    assert [record.getMessage().split(") ")[1] for record in caplog.records] == [
+        "has ended, and with it all workers; a new one is started"]
 
 
 def test_connections_of_other_users_are_refused(monkeypatch):
