@@ -133,6 +133,8 @@ class Runtime(ABC):
             "for the syntax.")
 
     name: ClassVar[str]
+    moves_bytes: bool = True
+    """Whether sending an array takes time that depends on its size. If not, compressing it cannot save time."""
 
     def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
         self.options = type(self).Options() if options is None else options

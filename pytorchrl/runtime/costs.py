@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import random
 import time
@@ -13,6 +14,7 @@ from pytorchrl.errors import ConfigError
 DEFAULT_COSTS: Mapping[str, object] = {
     "start": ("uniform", 0.5, 1.5),
     "message": ("uniform", 0.0002, 0.0008),
+    "byte": 0.0,
     "step": ("uniform", 0.0005, 0.0015),
     "grad": ("uniform", 0.005, 0.015),
     "update": ("uniform", 0.0005, 0.0015),
@@ -31,9 +33,10 @@ _DISTRIBUTIONS: dict[str, tuple[int, Callable[..., Callable[[random.Random], flo
 class Costs:
     """Durations of operations in virtual seconds.
 
-    Operations are "start" (building a worker), "message" (sending a call or a result), "step" (one step of a vector of
-    environments, including the choice of actions), "grad" (computing a gradient), "update" (applying a gradient), and
-    "add", "sample" and "priorities" (calls of a replay shard).
+    Operations are "start" (building a worker), "message" (sending a call or a result), "byte" (sending one byte of the
+    arrays in a call or a result, in addition to "message"; by default 0, as for workers that share memory), "step" (one
+    step of a vector of environments, including the choice of actions), "grad" (computing a gradient), "update"
+    (applying a gradient), and "add", "sample" and "priorities" (calls of a replay shard).
 
     Args:
         costs: Map from operations to durations; operations that it does not contain keep their defaults. A key such as
@@ -49,8 +52,14 @@ class Costs:
     def __init__(self, costs: Mapping[str, object] | None, seed: int) -> None:
         self._rng = random.Random(f"costs {seed}")
         self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
+        self._has_bytes = any(key.partition("@")[0] == "byte" and value != 0 for key, value in (costs or {}).items())
         self._rules.reverse()  # if several rules match, the one that was given last applies
         self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether sending a byte takes time for any worker."""
+        return self._has_bytes
 
     @staticmethod
     def _rule(key: str, value: object) -> tuple[str, str, Callable[[random.Random], float] | None]:
@@ -84,3 +93,14 @@ class Costs:
         if rule is None:
             return 0.0 if since is None else time.perf_counter() - since
         return rule(self._rng)
+
+
+def num_bytes(content: object) -> int:
+    """Return the number of bytes of the arrays and tensors in nested dataclasses, mappings, lists and tuples."""
+    if isinstance(size := getattr(content, "nbytes", None), int):
+        return size
+    if dataclasses.is_dataclass(content):
+        return sum(num_bytes(getattr(content, field.name)) for field in dataclasses.fields(content))
+    if isinstance(content, Mapping):
+        return sum(map(num_bytes, content.values()))
+    return sum(map(num_bytes, content)) if isinstance(content, (list, tuple)) else 0

@@ -18,7 +18,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
-from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
+from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs, num_bytes
 from pytorchrl.runtime.journal import Journal, Replaying, Section
 from pytorchrl.runtime.simulation import Ended, Signal, Simulation, Task
 
@@ -207,6 +207,7 @@ class SimulatedRuntime(Runtime):
         self.simulation = Simulation(self.options.schedule_seed)
         self._costs = Costs(self.options.costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0),
                             self.options.schedule_seed)
+        self.moves_bytes = self._costs.has_bytes
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
         self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation
@@ -300,7 +301,7 @@ class SimulatedRuntime(Runtime):
             self.simulation.record(f"begin {method}")
             outcome = self._call(actor, method, args, kwargs)
             self.simulation.record(f"end {method}")
-            self._deliver_in_order(actor, partial(self._settle, actor, result, *outcome))
+            self._deliver_in_order(actor, partial(self._settle, actor, result, *outcome), outcome[0])
 
     def _call(self, actor: _Actor, method: str, args: tuple[object, ...],
               kwargs: Mapping[str, object]) -> tuple[object, BaseException | None]:
@@ -322,7 +323,7 @@ class SimulatedRuntime(Runtime):
     def _settle_as_lost(self, actor: _Actor, result: _Result) -> None:
         self._settle(actor, result, None, WorkerDiedError(f"{actor.name} has been killed"))
 
-    def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
+    def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object], content: object) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
         # A replay delivers messages immediately. With a latency, a message that arrived in the recorded run could get
         # lost in the replay, because its sender may die before the message arrives.
@@ -330,7 +331,10 @@ class SimulatedRuntime(Runtime):
             deliver()
             return
         now = self.simulation.now
-        actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
+        latency_s = self._costs.draw("message", actor.name)
+        if self.moves_bytes:
+            latency_s += num_bytes(content) * self._costs.draw("byte", actor.name)
+        actor.last_arrival = max(actor.last_arrival, now + latency_s)
         actor.messages.append(deliver)  # messages that arrive at the same moment keep their order
         self.simulation.later(actor.last_arrival - now, actor.deliver_next)
 
@@ -349,7 +353,7 @@ class SimulatedRuntime(Runtime):
                 actor.calls.append((result, method, args, kwargs))
                 self.simulation.notify(actor.arrived)
 
-        self._deliver_in_order(actor, arrive)
+        self._deliver_in_order(actor, arrive, (args, kwargs))
         return Future(handle.name, result)
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],

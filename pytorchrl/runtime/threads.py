@@ -107,6 +107,7 @@ class ThreadRuntime(Runtime):
                               "use runtime='ray', runtime='processes' or runtime='simulated'", ("faults", "runtime"))
 
     name = "threads"
+    moves_bytes = False
 
     def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
         super().__init__(options, seed=seed, is_recording=is_recording)

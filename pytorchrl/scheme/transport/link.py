@@ -46,12 +46,14 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[Peer]]) -> list[flo
     The time includes the copy of the data by the receiver. All links are measured at the same time, because
     training uses them at the same time; the workers must be idle. The result is computed from the difference between
     probes of two sizes, so it does not include the fixed overhead of a call. The result for a worker that does not
-    answer is 0.0.
+    answer is 0.0. If the runtime only passes references, all results are 0.0.
 
     Args:
         runtime: The runtime of the workers.
         workers: Handles of the workers.
     """
+    if not runtime.moves_bytes:
+        return [0.0] * len(workers)
     first = _round_trips(runtime, workers, _SMALL)  # this round trip opens connections, and shows which workers answer
     answering = [worker for worker, seconds in zip(workers, first, strict=True) if seconds is not None]
     small = _fastest(runtime, answering, _SMALL)

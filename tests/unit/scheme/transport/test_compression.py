@@ -9,6 +9,7 @@ import torch
 
 from pytorchrl import A2C, ASYNC, PPO, VecEnv
 from pytorchrl.errors import ConfigError
+from pytorchrl.runtime.costs import Costs
 from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.transport import codecs
@@ -142,6 +143,8 @@ def far_away(monkeypatch):
     runtimes = []
 
     def set_(rate, decode_s, slow_codec=None):
+        monkeypatch.setattr(Costs, "has_bytes", True)  # otherwise, the runtime knows that its messages take no time
+
         def slow_call(self, actor, method, args, kwargs):
             runtimes[:] = [self]
             self.sleep(sum(weights.num_bytes for weights in args if isinstance(weights, Weights)) / rate)
@@ -300,3 +303,28 @@ def test_compress_grads_to_send(make_scheme, monkeypatch):
     assert set(received) == {codecs.Packed}
     assert torch.equal(after(make_scheme(num_grad_workers=2, size=32), 4)[0], packed)
     assert not torch.equal(plain, packed)
+
+
+@pytest.mark.parametrize(("settings", "share"), [
+    ({"runtime": "threads"}, 0.03), ({"runtime": "simulated"}, 0.03),
+    ({"runtime": "simulated", "costs": {"byte": 1e-6}}, 1.0)], ids=["threads", "free", "slow"])
+def test_auto_encodes_hardly_any_message_that_is_only_passed_on(make_scheme, settings, share):
+    scheme = make_scheme(num_grad_workers=2, compress_grads_to_send="auto", **settings)
+    while scheme.version < 100:
+        scheme.step()
+    assert scheme.metrics()["compress/grads/encoded_share"] == pytest.approx(share, abs=0.011)
+
+
+def test_each_byte_of_a_simulated_message_takes_time(make_scheme):
+    """Compare the times of two runs with the bytes that the messages of one of them contain."""
+    times = []
+    for byte in (0.0, 1e-6):
+        scheme = make_scheme(num_grad_workers=2, runtime="simulated", costs={
+            "message": 0.0, "step": 0.0, "grad": 0.0, "update": 0.0, "start": 0.0, "byte@GWorker 1": byte})
+        for _ in range(20):
+            scheme.step()
+        times.append(scheme.runtime.now())
+    metrics = scheme.metrics()
+    of_worker = (metrics["bytes_in"] + metrics["bytes_out"]) / 2  # the other worker has an equal share
+    assert times[0] == 0.0
+    assert times[1] == pytest.approx(1e-6 * of_worker, rel=0.05)

@@ -36,7 +36,8 @@ def workers_at(runtime, *rates):
 
 @pytest.fixture
 def simulated():
-    runtime = SimulatedRuntime(SimulatedRuntime.Options(costs={"message": 0.0}))
+    # With the default of "byte", 0, links are not measured. The workers of these tests simulate slower links.
+    runtime = SimulatedRuntime(SimulatedRuntime.Options(costs={"message": 0.0, "byte": 1e-15}))
     yield runtime
     runtime.close()
 
