@@ -59,13 +59,13 @@ def _reached(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the name of each worker with each point of its work at which a fault may happen; see `FaultPlan`."""
     num_grad_workers = settings.gradients.num_grad_workers
     parents = range(1, num_grad_workers + 1) if settings.has_parallel_gradients else range(1)
-    appliers = parents if isinstance(settings.gradients, DecentralisedGradients) else range(1)
+    appliers = parents if isinstance(settings.gradients, DecentralizedGradients) else range(1)
     yield from ((f"GWorker {parent}", "grad") for parent in parents)
     yield from ((f"GWorker {parent}", "update") for parent in appliers)
     for parent, number in zip(parents, settings.collection.numbers(num_grad_workers), strict=False):
         collectors = range(1, number + 1) if settings.has_parallel_collection else range(1)
         yield from ((f"GWorker {parent}/CWorker {index}", "step") for index in collectors)
-        shards = range(1, settings.num_shards + 1)
+        shards = range(1, settings.num_replay_workers + 1)
         yield from ((f"GWorker {parent}/RWorker {index}", point) for index in shards for point in POINTS["shard"])
 
 

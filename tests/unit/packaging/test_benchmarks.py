@@ -20,6 +20,7 @@ NEEDS = {"rliable_check.py": "rliable"}
 WITHOUT_ORIGIN = {"digests.py", "golden.py", "history.py", "reading_sample.py", "report.py", "watching.py"}
 # Script -> arguments of a run that takes at most three seconds of processor time.
 QUICK = {
+    "asynchronous.py": "--seeds 1 --steps 2100 --workers 2 --runtimes threads",
     "coverage.py": "--trials 2 --seeds 3 --tasks 1 --distributions normal",
     "env_backends.py": "--envs CartPole-v1 --sizes 2 --blocks 1 --steps 20",
     "exposure.py": "--runtime threads",
