@@ -222,6 +222,7 @@ class Learner:
                 self.step()
             is_whole = True
             if not interrupts.received:
+                self._files.wait()  # `last_checkpoint` changes when the file is written
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
                 if self.options.checkpoint_every is not None and last_steps != self.env_steps:
                     self.save_checkpoint()

@@ -39,17 +39,19 @@ def resolve_defaults(collection: Collection, agent: Agent | CWorkerRecipe) -> tu
         return _resolve_microbatches(collection, agent)
     keeps = isinstance(collection, ReplayCollection) or provided_kind(agent.storage_factory).is_kept \
         or collection.buffer == "circular"
-    collection = collection.replaced(queue_size=collection.queue_size or (LONG_QUEUE if keeps else SHORT_QUEUE))
+    values: dict[str, object] = {"queue_size": collection.queue_size or (LONG_QUEUE if keeps else SHORT_QUEUE)}
     if not collection.infers_centrally:
-        in_flight = MANY_IN_FLIGHT if keeps else FEW_IN_FLIGHT
-        collection = collection.replaced(col_in_flight=collection.col_in_flight or in_flight)
+        values["col_in_flight"] = collection.col_in_flight or (MANY_IN_FLIGHT if keeps else FEW_IN_FLIGHT)
     if isinstance(collection, AsynchronousCollection):
         lag_policy = "wait" if collection.delays_by_lag else "drop"
-        return collection.replaced(on_policy_lag=None if collection.max_policy_lag is None else lag_policy), []
-    _, batch, starts = _sizes(collection, agent)
-    return collection.replaced(
-        train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
-        routing="by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing), []
+        values["on_policy_lag"] = None if collection.max_policy_lag is None else lag_policy
+    else:
+        _, batch, starts = _sizes(collection, agent)
+        values |= {
+            "train_batch_size": batch, "learning_starts": starts,
+            "prefetch": collection.prefetch or _PREFETCHED_BATCHES,
+            "routing": "by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing}
+    return collection.replaced(**values), []
 
 
 def default_problems(collection: Collection, agent: Agent | CWorkerRecipe) -> list[Problem]:

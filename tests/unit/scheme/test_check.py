@@ -37,7 +37,7 @@ WRONG = {
     "a limit of an architecture, another algorithm, a wrong value, an option of the learner": (
         lambda: pytorchrl.train("ppo", "CartPole-v1", preset="rapid", num_grad_workers=1, gamma=2, eval_timeout_s=3,
                                 eval_episodes=3),
-        [("num_grad_workers=1 is too small", "give 2 or more"), ("rapid provides .*, but PPO learns", "algorithms for"),
+        [("num_grad_workers=1 is too small", "give 2 or more"), ("rapid collects with .*, but PPO has", "use APPO"),
          ("gamma must be a number >= 0.0 and <= 1.0", "got 2"), ("eval_timeout_s needs eval_every", "or leave"),
          ("eval_episodes needs eval_every", "or leave eval_episodes out")]),
     "an unknown architecture, checkpoints without a directory, environments that cannot be built": (

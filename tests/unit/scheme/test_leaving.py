@@ -71,7 +71,8 @@ def test_without_a_checkpoint_the_reason_is_logged_and_the_process_ends(make_sch
     scheme = make_scheme()
     learner = Learner(scheme, 600, tmp_path, callbacks=[At(2, terminate)], checkpoint_on_exit=True, **OPTIONS)
 
-    def fail(timeout_s):
+    def fail(timeout_s, *, uses_queued):
+        assert not uses_queued  # after a signal, time is short
         raise RuntimeError("a worker is gone")
     monkeypatch.setattr(scheme, "checkpoint", fail)
     with pytest.raises(SystemExit):
