@@ -393,8 +393,6 @@ class Learner:
         self._files.wait()  # the previous checkpoint must be written first, so that only one is in memory
         start = time.perf_counter()
         state = self.scheme.checkpoint(timeout_s, uses_queued=uses_queued)
-        self._measured.count()
-        self._measured.take_episodes()
         own = self._own_state(start)
         self._due.after_checkpoint(self.env_steps)
         self._files.checkpoint(self.env_steps, state, own, start, self.updates)
