@@ -407,7 +407,7 @@ class Learner:
         The state has the contents of a checkpoint.
         """
         self.start()
-        scheme = self.scheme.checkpoint(is_last=True)
+        scheme = self.scheme.checkpoint(is_last=True, uses_queued=False)
         return self._files.state(scheme, self._own_state(time.perf_counter()))
 
     def _own_state(self, now: float) -> dict[str, object]:
