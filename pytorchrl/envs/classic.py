@@ -1,4 +1,4 @@
-"""Environments of classic control and toy text: CartPole, Pendulum, FrozenLake and others. No extra is needed."""
+"""Small environments: classic control (CartPole, Pendulum), toy text (FrozenLake) and Recall. No extra is needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytorchrl.support.untyped import OptionValue
 
 
 @suite("classic", has=is_made_by(*(f"gymnasium.envs.{name}" for name in ("classic_control", "toy_text", "phys2d",
-                                                                         "tabular"))))
+                                                                         "tabular")), "pytorchrl.envs.memory"))
 def classic_factory(env_id: str, vec_env_size: int = VEC_ENV_SIZE, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of classic control or toy text.
 
