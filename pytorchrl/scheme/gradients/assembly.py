@@ -82,8 +82,7 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup(worker.algo.device)
     plan = plan_batches(collection, worker, len(remote))
-    check_layers(worker, recipe.options.is_parallel, isinstance(collection, OnArrival.Options),
-                 warns=index_worker == 0)
+    check_layers(worker, recipe.options.is_parallel, isinstance(collection, OnArrival.Options), warns=index_worker == 0)
     closing = runtime.make_event()
     in_flight = options_of(OnArrival.Options, collection).col_in_flight or MANY_IN_FLIGHT
     samples = SampleQueue(
@@ -103,9 +102,8 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
             supervisor=Supervisor(remote, col_workers.replace, col_runtime, recipe.supervision, seed=index_worker)))
     strategy = collector.strategy
     if col_workers.is_parallel and isinstance(strategy, RemoteStrategy):
-        collector.resizing = Resizing(
-            col_workers, strategy, collector.supervisor,
-            lambda number: plan_passes(collection, worker, number))
+        collector.resizing = Resizing(col_workers, strategy, collector.supervisor,
+                                      lambda number: plan_passes(collection, worker, number))
     batches: TrainBatchSource
     if shards is not None:
         batches = ReplaySource(collector, shards, worker, stats)

@@ -121,7 +121,7 @@ WANDB = ["init", "define_metric", "log", "finish"]
 MLFLOW = ["set_experiment", "start_run", "log_params", "log_dict", "log_metrics", "end_run", "active_run"]
 # Options that the tracker must get: given, of the preset, and defaults.
 EXPECTED = {"algorithm": "ppo", "env": "CartPole-v1", "target_steps": 128, "num_epochs": TINY["num_epochs"],
-            "gae_lambda": 0.9, "optimizer": "adam", "queue_size": 16, "col_communication": "synchronous"}
+            "gae_lambda": 0.9, "optimizer": "adam", "queue_size": None, "col_communication": "synchronous"}
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def test_an_agent_composed_in_python_is_loaded_and_acts_as_before(tmp_path, name
         parts = agent.agent
         assert (parts.actor_factory, parts.storage_factory, parts.train_envs_factory) == (actor, storage, envs)
         assert parts.algo_factory.cls is algorithm.cls
-        assert (parts.algo_factory == algorithm) == (trust or name != "ppo")
+        assert (parts.algo_factory == scheme.agent.algo_factory) == (trust or name != "ppo")
         assert agent.evaluate(3, seed=4).returns == expected.returns
     assert agent.seed == 4
     run = read_json(tmp_path / "run.json")
