@@ -50,7 +50,7 @@ PAUSE_S = {"central": 0.4, "threads": 0.6, "processes": 1.0, "ray": 3.0}
 LEFT_AFTER_S, GIVE_UP_S = 10.0, 60.0
 TRAIN = ("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-steps", "1000000000", "--log-every",
          "500",
-         "--log-dir", "run", "--json")
+         "--log-dir", "run", "--json", "--compile", "no")
 
 
 class Run:

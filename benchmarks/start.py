@@ -31,7 +31,7 @@ from typing import Any
 from results import print_result
 
 TRAIN = [sys.executable, "-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-steps", "100000000",
-         "--seed", "1"]
+         "--seed", "1", "--compile", "no"]
 RUNS = {
     "in_process": [], "compiled": ["--compile"],
     "ray": ["--num-col-workers", "2", "--num-envs", "4"],

@@ -14,7 +14,7 @@ import pytest
 from pytorchrl.cli import main
 
 TRAIN = ["-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "64", "--seed",
-         "1", "--no-tensorboard"]
+         "1", "--no-tensorboard", "--compile", "no"]
 
 
 def wait_for_line(process, text, timeout_s=60):
