@@ -115,7 +115,7 @@ class EndRay(mistakes.Callback):
 CASES = {
     "option": dict(num_stps=3),
     "space": dict(algorithm="dqn", env="Continuous"),
-    "env": dict(env="Broken"),
+    "env": dict(env="Broken", on_env_error="restart"),
     "env raise": dict(env="Broken", on_env_error="raise"),
     "env built": dict(env="Unbuilt"),
     "reward": dict(wrappers=(mistakes.rewarded,), on_env_error="raise"),
@@ -181,7 +181,7 @@ DRIVERS = ("train", "learner", "scheme", "command")
 FLAGS: dict[str, list[str]] = {
     "option": ["ppo", "--env", "mistakes:Maze-v0", "--num-stps", "3"],
     "space": ["dqn", "--env", "mistakes:Continuous-v0"],
-    "env": ["ppo", "--env", "mistakes:Broken-v0"],
+    "env": ["ppo", "--env", "mistakes:Broken-v0", "--on-env-error", "restart"],
     "env raise": ["ppo", "--env", "mistakes:Broken-v0", "--on-env-error", "raise"],
     "env built": ["ppo", "--env", "mistakes:Unbuilt-v0"],
     "loss": ["mistakes:Loss", "--env", "mistakes:Maze-v0"],

@@ -46,6 +46,7 @@ _MUTABLE = {
     "agent/storages/ring.py _Head": "state of a ring buffer",
     "agent/storages/samples.py Samples": "data of one storage, from which it selects its batches",
     "agent/multi/replay.py _Kept": "state of a storage",
+    "agent/multi/turns.py _Column": "rows of one agent that are still being found",
     "play/dataset.py _Episode": "episode that is still being played",
     "runtime/base.py Future": "handle of a call, compared by identity",
     "runtime/processes/channel.py Message": "buffer from which the received value is built",
