@@ -9,7 +9,7 @@ import torch
 
 from pytorchrl.training.training import make_learner
 
-ASYNCHRONOUS = {"num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 2, "col_in_flight": 1}
+ASYNCHRONOUS = {"num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 4, "col_in_flight": 1}
 UPDATES_PER_BATCH = {"impala": 1, "appo": 16}
 
 
