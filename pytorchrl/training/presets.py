@@ -149,7 +149,7 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
 KINDS: Mapping[str, str] = MappingProxyType({
     "images": "observations of images", "continuous": "continuous actions, no images",
     "vectors": "discrete actions, no images"})
-"""What characterizes each kind of environments."""
+"""Kind of environments -> the spaces that characterize it."""
 _STEPS_OF_KIND = {"images": 1_000_000, "continuous": 1_000_000, "vectors": 200_000}
 _EXPLORATION = ("start_steps", "epsilon_steps", "final_epsilon")  # tuned for 10 million steps of Atari
 

@@ -107,7 +107,7 @@ class Algorithm(Part, Updatable, ABC):
     """Kinds of action space that the algorithm supports if its class of actor also supports them."""
     advantage_normalization: str = "none"
     num_epochs: int = 1
-    """How often each batch is used; an algorithm without this option uses it once."""
+    """Number of uses of each batch; an algorithm without this option uses it once."""
     num_mini_batch: int = 1
     """Into how many minibatches each pass divides a batch; an algorithm without this option does not divide it."""
     loss_reduction: ClassVar[str] = "mean"

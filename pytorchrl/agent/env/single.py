@@ -67,7 +67,7 @@ _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "
 
 
 MAKE_ONE = "give a function that makes one environment, such as lambda: MyEnv()"
-"""What to do if an environment is given where several are needed."""
+"""Remedy where an environment is given, but several are needed."""
 
 
 class GivenEnv:
