@@ -35,6 +35,9 @@ FORKED_PYTHON = "forked_python"
 # Folders of tests in the order in which they run; quick tests run before tests that take minutes.
 FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background processes, and their children, ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def seeds(usual, all_of_them):
     """Return seeds for `parametrize`: the usual ones unmarked, and the others with the marker `thorough`.
@@ -88,6 +91,8 @@ def pytest_collection_modifyitems(items):
         for name in ("ray", "compiled"):
             if item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.xdist_group(name))
+        if item.get_closest_marker("compiled") is not None:  # whichever of these tests imports the compiler first
+            item.add_marker(pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"))
     items.sort(key=place_of)
 
 

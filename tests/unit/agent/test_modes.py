@@ -145,7 +145,8 @@ def test_target_networks_do_not_learn_moments():
     assert counts == [[(i + 1) * passes, (i + 1) // 3 * 3 * passes] for i in range(len(counts))]
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("compile", [
+    False, pytest.param(True, marks=[pytest.mark.thorough, pytest.mark.compiled])])
 def test_a_refused_update_leaves_the_moments_and_dropout_is_reproducible(compile):
     def run(planted):
         seen = []

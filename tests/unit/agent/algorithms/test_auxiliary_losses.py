@@ -14,8 +14,6 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import ContractError
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 
-# Torch emits this warning when its compiler is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 COEF = 0.7
 

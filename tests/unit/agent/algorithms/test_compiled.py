@@ -12,7 +12,7 @@ from pytorchrl.agent.algorithms import A2C, APPO, PPO
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
 # Torch emits this warning when its compiler is imported.
-pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"), pytest.mark.compiled]
+pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.slow

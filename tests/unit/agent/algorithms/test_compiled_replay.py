@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from tests.unit.agent.algorithms.test_replay_losses import BOX, DISCRETE, make, make_batch
 
 # Torch emits this warning when its compiler is imported.
-pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"), pytest.mark.compiled]
+pytestmark = pytest.mark.compiled
 
 CASES = {
     "dqn": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}, True),

@@ -160,7 +160,6 @@ def test_only_compiled_acting_on_a_gpu_is_recorded(build):
 
 
 @pytest.mark.compiled
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_compiled_gradients_can_be_recorded(build, collect, made_up_steps, traced_only, monkeypatch):
     recorders = []
 
