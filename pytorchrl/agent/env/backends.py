@@ -201,7 +201,8 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
     check_main_guard("backend='async'")
     restarts = blueprint.restarts
     if restarts is not None:  # each process counts its own restarts; `restarts` counts the restarts of all processes
-        blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))
+        blueprint = dataclasses.replace(
+            blueprint, restarts=Restarts(restarts.limit, logs=False, from_start=restarts.from_start))
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     first = makers[0]()
     observation_space, action_space = first.observation_space, first.action_space

@@ -35,7 +35,7 @@ def step(envs, number):
         envs.step(np.zeros(envs.num_envs, np.int64))
 
 
-@pytest.mark.parametrize("backend", ["sync", pytest.param("async", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("backend", ["sync", "async"])
 def test_an_error_before_the_end_of_the_first_episode_ends_the_run(backend, caplog):
     envs = VecEnv.create_factory(Failing, {"at": (2,)}, 2, backend=backend)(seed=1)
     with pytest.raises(EnvError, match=r"env 0: step raised after 2 steps.*TimeoutError: the simulator is busy.*"
