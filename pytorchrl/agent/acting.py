@@ -12,7 +12,7 @@ from torch import Tensor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays
 from pytorchrl.agent.env.aliases import Action, Observation
-from pytorchrl.agent.env.guard import observation_problem
+from pytorchrl.agent.env.guard import finite_problem, observation_problem
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, mask_flags, part_at
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory
 from pytorchrl.agent.multi.data import own_names
@@ -118,13 +118,13 @@ class Player:
         """Return the action for one observation of an environment, and the memory after the observation.
 
         Raises:
-            ConfigError: The observation does not fit the observation space, or the mask does not fit the action space
-                or is missing.
+            ConfigError: The observation does not fit the observation space or is not finite, or the mask does not fit
+                the action space or is missing.
         """
         if problem := observation_problem(self._spaces.observation, obs, "obs"):
             raise ConfigError(f"act received an observation that does not fit the observation space; {problem}")
         leaves = self.reader.read_rows([obs])
-        if problem := self._values.problem(leaves):
+        if problem := self._values.problem(leaves) or finite_problem(leaves, 0):
             raise ConfigError(f"act received an observation that does not fit the observation space; {problem}")
         if mask is None and self._spaces.has_mask_in_info:
             raise ConfigError("act needs the mask that belongs to the observation, because the environment returns "

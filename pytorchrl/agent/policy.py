@@ -62,16 +62,20 @@ class Policy(nn.Module):
             obs: A tensor (B, ...), or, for Dict and Tuple spaces, nested dictionaries and tuples of tensors.
             memory: The memory before these observations; None means `initial_memory()`. To start a new episode in one
                 row, set this row of the memory to zero.
-            mask: (B, n) bool, true where an action is allowed. Give it if the environment returns masks in `info`. It
-                is not needed if the observations contain the mask as the leaf `action_mask`.
+            mask: (B, n) bool, true where an action is allowed. It is necessary if the environment returns masks in
+                `info`, and not needed if the observations contain the mask as the leaf `action_mask`.
 
         Returns:
             Actions (B, ...), float32 for a Box, otherwise int64. A policy with memory returns a pair of these actions
             and the memory after these observations.
 
         Raises:
-            ConfigError: `memory` lacks an entry of `initial_memory()`.
+            ConfigError: `memory` lacks an entry of `initial_memory()`, or the mask is missing.
         """
+        if mask is None and self.spaces.has_mask_in_info:
+            raise ConfigError("the policy needs the masks that belong to the observations, because the environment "
+                              "returns masks in info, and a forbidden action could be chosen without them; pass mask=, "
+                              "(B, n) bool")
         leaves = {leaf.name: _read(leaf, part_at(obs, leaf.path)) for leaf in self._readings}
         if mask is None and self._mask_path is not None:
             mask = part_at(obs, self._mask_path).bool()

@@ -395,6 +395,7 @@ class TrainedAgent:
             ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
             EnvError: An environment raised an exception, or an episode did not end within a million steps, and
                 `max_episode_steps` was not given.
+            NonFiniteDataError: An observation or the return of an episode is NaN or infinite.
         """
         num_episodes = check_whole("num_episodes", num_episodes)
         # For small batches, two threads are no faster than one, and several times slower on machines with few cores.
@@ -433,8 +434,8 @@ class TrainedAgent:
             has memory, a pair of the action and the next memory.
 
         Raises:
-            ConfigError: The observation does not fit the observation space; or the environments have several
-                agents, and `obs` is not a mapping from agents to observations.
+            ConfigError: The observation does not fit the observation space or is not finite, a mask is missing or
+                wrong, or the environments have several agents, and `obs` is not a mapping from agents to observations.
         """
         return self._acting.act(obs, memory, mask, deterministic)
 

@@ -11,6 +11,7 @@ import pytest
 
 import pytorchrl
 from pytorchrl import train
+from pytorchrl.training import presets
 from pytorchrl.training.composition import known_names
 from pytorchrl.errors import ConfigError
 from tests.conftest import ROOT
@@ -23,6 +24,8 @@ ALGORITHMS = {"ppo": "CartPole-v1", "appo": "CartPole-v1", "dqn": "CartPole-v1",
 # Parts whose options a table of defaults may name: in this order, after the algorithm of the table.
 PARTS = {"PPO": ("OnPolicyActor", "GAEBuffer"), "APPO": ("OnPolicyActor", "VTraceBuffer"), "DQN": ("QActor",),
          "SAC": ("OffPolicyActor",)}
+# The kinds of environments whose defaults the tables list; for all other algorithms, this is "vectors".
+KINDS = {"SAC": "continuous"}
 SAME = re.compile("the same names?")
 pytestmark = pytest.mark.xdist_group("coming_from")  # the tests share the errors that `errors_of` has kept
 
@@ -138,7 +141,9 @@ def test_a_default_on_the_pages_is_the_default():
     for row in defaults():
         _, algorithm, option, shown = row
         classes = [getattr(pytorchrl, name) for name in (algorithm, *PARTS[algorithm])]
-        found = [field.default for cls in classes for field in dataclasses.fields(cls.Options) if field.name == option]
+        preset = presets.preset(algorithm.lower(), KINDS.get(algorithm, "vectors"))
+        found = [preset[option]] if option in preset else [
+            field.default for cls in classes for field in dataclasses.fields(cls.Options) if field.name == option]
         assert ast.literal_eval(shown) == found[0], row
 
 

@@ -181,7 +181,8 @@ class OffPolicyActor(ReplayActor):
         Args:
             obs: Leaf -> (E, ...).
             deterministic: Whether to return the mode (for a squashed Gaussian, tanh of the mean) instead of a sample.
-            mask: (E, n) bool, true where an action is allowed.
+            mask: (E, n) bool, true where an action is allowed. None allows all actions: an actor does not know
+                whether its environments have masks.
             generator: Generator for sampling.
 
         Raises:

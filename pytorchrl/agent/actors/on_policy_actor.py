@@ -187,7 +187,8 @@ class OnPolicyActor(Actor):
             rhs: The memory (E, H) of each network before these observations, by name.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the most likely actions instead of sampling.
-            mask: (E, n) bool, true where an action is allowed.
+            mask: (E, n) bool, true where an action is allowed. None allows all actions: an actor does not know
+                whether its environments have masks.
             generator: Generator for sampling.
             with_value: Whether to compute values.
 

@@ -379,6 +379,12 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     Raises:
         NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
+    if problem := finite_problem(leaves, env_axis):
+        raise NonFiniteDataError(f"{worker}, {problem}")
+
+
+def finite_problem(leaves: Mapping[str, np.ndarray | Tensor], env_axis: int) -> str | None:
+    """Return an error text if an array contains NaN or infinity, else None; see `check_finite` for the arguments."""
     for key, leaf in leaves.items():
         array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
         if array.dtype.kind != "f" or _has_finite_sum(array):
@@ -386,6 +392,6 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             position = tuple(bad[0].tolist())
-            raise NonFiniteDataError(
-                f"{worker}, env {position[env_axis]}: {key} is {array[position]} at {position}; "
-                f"{len(bad)} of {array.size} values are not finite")
+            return (f"env {position[env_axis]}: {key} is {array[position]} at {position}; "
+                    f"{len(bad)} of {array.size} values are not finite")
+    return None

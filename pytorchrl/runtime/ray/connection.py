@@ -37,8 +37,8 @@ _SLOW_START_S = 10.0
 # Workers must not report an event for each call. These events made the GCS grow by 280 MB in the first hour of a run,
 # and only Ray's dashboard, which is not started, reads them.
 _SYSTEM_CONFIG = {"task_events_report_interval_ms": 0}  # 0: never
-# After a failed start, the error quotes up to `_LOG_LINES` lines of each Ray log, cut to `_LOG_WIDTH` characters.
-_LOG_LINES, _LOG_WIDTH = 3, 300
+# After a failed start, the error quotes the last line of each Ray log, cut to this number of characters.
+_LOG_WIDTH = 300
 
 
 class Connection:
@@ -123,7 +123,8 @@ class Connection:
                 seen.append(f"after {seconds:.0f} s (load {_load()}): {type(error).__name__}: {error}{lines}")
                 if seconds < _SLOW_START_S or len(seen) > 1:
                     raise RayConnectionError(
-                        "Ray did not start on this machine; a busy machine or a full disk can be the cause; "
+                        "Ray did not start on this machine; a busy machine or a full disk can be the cause; try again, "
+                        "or give runtime='processes', which starts workers on this machine without Ray; "
                         + "; ".join(f"attempt {number} failed {text}" for number, text in enumerate(seen, 1))
                     ) from error
                 tell(f"Ray did not start within {seconds:.0f} s; starting it once more ...")
@@ -190,13 +191,13 @@ def check_reachable(address: str) -> None:
 
 
 def last_lines(directory: str) -> str:
-    """Return the last lines of Ray's logs after a failed start, for an error message; "" if there are no logs."""
+    """Return the last line of each log of Ray after a failed start, for an error message; "" if there are no logs."""
     shown = []
     for path in sorted(Path(directory).glob("r/session_2*/logs/*")):
         if path.name.startswith(("gcs_server", "raylet", "dashboard_agent", "runtime_env_agent")):
             with contextlib.suppress(OSError):
                 lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                shown += [f"\n  {path.name}: {line[:_LOG_WIDTH]}" for line in lines[-_LOG_LINES:]]
+                shown += [f"\n  {path.name}: {line[:_LOG_WIDTH]}" for line in lines[-1:]]
     return "".join(shown)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from typing import NoReturn
@@ -10,11 +11,13 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.data import PREVIOUS, Evaluation, map_tensors, show_reward
-from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
+from pytorchrl.agent.multi.data import joined
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.errors import EnvError, WorkerDiedError, WorkerLostError
+from pytorchrl.errors import EnvError, NonFiniteDataError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
@@ -27,6 +30,7 @@ _AFTER_TRAINING = 2**62
 _MAX_RETRIES = 2
 # Without `max_episode_steps`, an episode of an evaluation that takes this number of steps causes a warning or an error.
 _LONG_STEPS, _MOST_STEPS = 50_000, 1_000_000
+_WHERE = "evaluation"  # for messages about wrong data
 # Seconds to wait for the call stack of a worker that hangs, and again for the worker to end.
 _STACK_TIMEOUT_S = 1.0
 
@@ -118,6 +122,7 @@ class Evaluator(Worker):
 
         Raises:
             EnvError: An environment raised an exception, or no episode has ended for a million steps.
+            NonFiniteDataError: An observation or the return of an episode is NaN or infinite.
         """
         self._thread = threading.current_thread()
         self._algo.load_acting_state(weights.state)
@@ -144,6 +149,7 @@ class Evaluator(Worker):
         lengths: list[int] = []
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
+        has_policies = isinstance(self._factory, MultiAgentEnvFactory)
         done = np.ones(num_envs, dtype=bool)
         waits = 0  # steps since an episode that counts has ended
         rhs: DataOfAgent
@@ -152,6 +158,7 @@ class Evaluator(Worker):
             while remaining.sum() > 0:
                 if self._interrupted:
                     return None
+                check_finite(joined(obs) if has_policies else obs, _WHERE, env_axis=0)
                 acting = self._algo.acting_step(obs, rhs, done, deterministic=deterministic, mask=mask)
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
@@ -163,6 +170,9 @@ class Evaluator(Worker):
                     transform = reward_function(self._factory.options.reward_transform)
                     show_reward(rhs, step.reward if transform is None else transform(step.reward))
                 for episode in step.episodes:
+                    if not math.isfinite(episode.env_return):
+                        raise NonFiniteDataError(f"{_WHERE}, env {episode.env_index}: the return of an episode is "
+                                                 f"{episode.env_return}")
                     if remaining[episode.env_index] > 0:
                         waits = 0
                         remaining[episode.env_index] -= 1

@@ -94,6 +94,8 @@ def test_masks_are_obeyed():
         agent.act(obs)
     with pytest.raises(ConfigError, match=r"wrong mask; 'action_mask' must have 2 flags.*got the shape \(3,\)"):
         agent.act(obs, mask=[True, False, True])
+    with pytest.raises(ConfigError, match=r"environment returns masks in info.*; pass mask=, \(B, n\) bool"):
+        agent.policy(torch.zeros(2, 4))
     both = agent.policy(torch.zeros(2, 4), mask=torch.tensor([[True, False], [False, True]]))
     assert both.tolist() == [0, 1]
 
@@ -167,6 +169,9 @@ def test_an_observation_of_another_form_is_named():
     for wrong in (obs[:-1], obs[None], {"obs": obs}, "text"):
         with pytest.raises(ConfigError, match=r"does not fit the observation space; obs: expected float32 \(\d+,\)"):
             agent.act(wrong)
+    for number in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ConfigError, match=rf"act received .*; env 0: obs is {number} at \(0, 0\); 1 of"):
+            agent.act(np.array([number, *obs[1:]], np.float32))
     agent.act(list(obs))  # numbers of another type are converted, as those of environments
 
 

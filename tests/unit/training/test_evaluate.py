@@ -6,10 +6,11 @@ import gc
 import logging
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
-from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import ConfigError, EnvError
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 from pytorchrl.training.training import train
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "target_steps": 32, "progress": False,
@@ -86,3 +87,49 @@ def test_an_evaluation_of_an_endless_episode_warns_and_then_fails(monkeypatch, c
     agent = train("ppo", CountingEnv, **TINY)  # whose many episodes together are longer
     assert len(agent.evaluate(100).returns) == 100
     assert not caplog.messages
+
+
+class WrongInTests(CountingEnv):
+    """An environment that returns a wrong number as an observation or a reward, but not in training."""
+
+    def __init__(self, at=None, number="nan"):
+        super().__init__(episode_length=5)
+        self.at, self.number, self.steps = at, float(number), 0
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return (np.full_like(obs, self.number) if self.at == "reset" else obs), info
+
+    def step(self, action):
+        obs, reward, *result = super().step(action)
+        self.steps += 1
+        is_wrong = self.steps == 3
+        return (np.full_like(obs, self.number) if is_wrong and self.at == "step" else obs,
+                self.number if is_wrong and self.at == "reward" else reward, *result)
+
+
+class WrongGame(MatchingGame):
+    """A game with several agents in which an observation is wrong, but not in training."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.at = at
+
+    def step(self, actions):
+        obs, *result = super().step(actions)
+        return ({agent: own * np.float32(np.nan if self.at else 1) for agent, own in obs.items()}, *result)
+
+
+@pytest.mark.parametrize(("env", "kwargs", "message"), [
+    (WrongInTests, {"at": "reset"}, r"evaluation, env 0: obs is nan at \(0, 0\)"),
+    (WrongInTests, {"at": "step", "number": "inf"}, r"evaluation, env 0: obs is inf at"),
+    (WrongInTests, {"at": "reward"}, r"evaluation, env 0: the return of an episode is nan"),
+    (WrongGame, {"at": "step"}, r"evaluation, env 0: \w+/obs is nan at"),
+])
+def test_an_evaluation_refuses_numbers_that_are_not_finite(env, kwargs, message):
+    options = {"policies": "shared"} if env is WrongGame else {}
+    agent = train("ppo", env, test_env_kwargs=kwargs, **options, **TINY)
+    with pytest.raises(NonFiniteDataError, match=message):
+        agent.evaluate(2)
+    with pytest.raises(NonFiniteDataError, match=message):  # the environments of a failed evaluation are not used again
+        agent.evaluate(2)

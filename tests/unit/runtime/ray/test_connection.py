@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,7 +76,9 @@ def test_two_slow_starts_are_an_error_that_states_what_was_seen(make_ray):
     assert f"on {os.cpu_count()} cores): TimeoutError: no answer" in text
     assert "attempt 2 failed after 60 s" in text
     assert "gcs_server.out: waiting for a core" in text
-    assert "gcs_server.out: first" not in text
+    assert "gcs_server.out: third" not in text
+    assert re.search(r"; try again, or give runtime='processes', which starts workers .* without Ray; attempt 1", text)
+    assert len(text.splitlines()) == 3  # one line for each log of each attempt
     assert len(log.starts) == log.shutdowns == len(log.reaped) == 2
     assert Connection.current is None
 
