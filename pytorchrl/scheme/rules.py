@@ -29,7 +29,7 @@ class Rule(NamedTuple):
     """Whether settings break the rule."""
     text: Callable[[Settings], str]
     """The mistake in settings that break the rule."""
-    remedy: str
+    remedy: str | Callable[[Settings], str]
     """The way to mend such settings."""
     options: tuple[str, ...]
     """The settings that the rule concerns."""
@@ -37,7 +37,8 @@ class Rule(NamedTuple):
 
 def rule_problems(settings: Settings) -> list[Problem]:
     """Return a problem for each broken rule."""
-    return [*(Problem(rule.text(settings), rule.remedy, rule.options) for rule in RULES if rule.is_broken(settings)),
+    return [*(Problem(rule.text(settings), rule.remedy if isinstance(rule.remedy, str) else rule.remedy(settings),
+                      rule.options) for rule in RULES if rule.is_broken(settings)),
             *numbers_problems(settings.collection, settings.gradients)]
 
 
@@ -89,6 +90,12 @@ def _decides_by_time(name: str, value: object) -> str:
             "replayed")
 
 
+def _without_auto(kind: str, value: object) -> str:
+    compression = Compression.of(kind, value)
+    assert compression is not None
+    return f"give {compression.codec.name!r} or a lossless codec"
+
+
 def _is_repeated(settings: Settings) -> bool:
     return settings.recording.record is not None or settings.recording.replay is not None
 
@@ -117,10 +124,10 @@ RULES = (
     # Recording
     Rule(lambda s: _is_repeated(s) and _is_lossy_auto(WEIGHTS, s.updates.compress_weights_to_send),
          lambda s: _decides_by_time("compress_weights_to_send", s.updates.compress_weights_to_send),
-         "give 'bf16' or a lossless codec", ("compress_weights_to_send", *_RECORDS)),
+         lambda s: _without_auto(WEIGHTS, s.updates.compress_weights_to_send), ("compress_weights_to_send", *_RECORDS)),
     Rule(lambda s: _is_repeated(s) and _is_lossy_auto(GRADS, s.gradients.compress_grads_to_send),
          lambda s: _decides_by_time("compress_grads_to_send", s.gradients.compress_grads_to_send),
-         "give 'bf16' or a lossless codec", ("compress_grads_to_send", *_RECORDS)),
+         lambda s: _without_auto(GRADS, s.gradients.compress_grads_to_send), ("compress_grads_to_send", *_RECORDS)),
     Rule(lambda s: _is_repeated(s) and isinstance(s.collection, ReplayCollection),
          lambda s: "a run with num_replay_workers cannot be recorded or replayed",
          "leave out num_replay_workers, or record and replay", ("num_replay_workers", *_RECORDS)),

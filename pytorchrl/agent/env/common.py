@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class CommonEnvOptions(Options):
     reward_transform: str | float | Callable[[np.ndarray], np.ndarray] | None = option(
         None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], a factor, or a function that takes "
         "and returns the rewards of all environments. Statistics use raw rewards.")
-    log_dir: str | None = option(
+    log_dir: str | os.PathLike[str] | None = option(
         None, help="Folder in which each worker writes its finished episodes to a CSV file.")
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class CommonEnvOptions(Options):
         if isinstance(transform, str) and transform not in ("sign", "clip"):
             raise ConfigError(
                 f"reward_transform must be None, 'sign', 'clip', a number or a function, got {transform!r}")
-        if isinstance(self.log_dir, str) and not self.log_dir:
+        if self.log_dir is not None and not os.fspath(self.log_dir):
             raise ConfigError("log_dir must be a folder or None, got an empty string")
         for name in ("env_kwargs", "test_env_kwargs"):
             for key, value in getattr(self, name).items():
@@ -118,7 +119,8 @@ def _transformed(transform: Callable[[np.ndarray], np.ndarray], reward: np.ndarr
 
 
 def open_monitor(
-    log_dir: str | None, mode: str, index_grad_worker: int, index_col_worker: int, keywords: tuple[str, ...] = (),
+    log_dir: str | os.PathLike[str] | None, mode: str, index_grad_worker: int, index_col_worker: int,
+    keywords: tuple[str, ...] = (),
 ) -> Monitor | None:
     """Open the monitor file of a worker in `log_dir`; return None if `log_dir` is None."""
     if log_dir is None:

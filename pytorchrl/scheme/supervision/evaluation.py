@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import PREVIOUS, Evaluation, map_tensors, show_reward
+from pytorchrl.agent.data import PREVIOUS, Arrays, Evaluation, map_tensors, show_reward
 from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
@@ -149,7 +149,6 @@ class Evaluator(Worker):
         lengths: list[int] = []
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
-        has_policies = isinstance(self._factory, MultiAgentEnvFactory)
         done = np.ones(num_envs, dtype=bool)
         waits = 0  # steps since an episode that counts has ended
         rhs: DataOfAgent
@@ -158,7 +157,7 @@ class Evaluator(Worker):
             while remaining.sum() > 0:
                 if self._interrupted:
                     return None
-                check_finite(joined(obs) if has_policies else obs, _WHERE, env_axis=0)
+                check_finite(self._leaves(obs), _WHERE, env_axis=0)
                 acting = self._algo.acting_step(obs, rhs, done, deterministic=deterministic, mask=mask)
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
@@ -183,6 +182,9 @@ class Evaluator(Worker):
         return Evaluation(version, tuple(returns), tuple(lengths),
                           {p: tuple(values) for p, values in policy_returns.items()})
 
+    def _leaves(self, obs: DataOfAgent) -> Arrays:
+        """Return the observations of all policies by one name each."""
+        return joined(obs) if isinstance(self._factory, MultiAgentEnvFactory) else obs
 
     def _check_length(self, steps: int) -> None:
         """Warn of an episode of `_LONG_STEPS` steps, and refuse one of `_MOST_STEPS`, unless episodes are limited."""

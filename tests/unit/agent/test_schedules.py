@@ -183,3 +183,4 @@ def test_a_state_with_a_function_that_the_options_lack_is_refused():
     for rate in (0.5, lambda progress: 0.5):
         with pytest.raises(WeightsError, match=r"function .*\.falling as schedule of rate, the options have"):
             Part(rate=rate).load_schedules(state)
+    Part(rate=falling).load_schedules(state)

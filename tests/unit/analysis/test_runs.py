@@ -96,13 +96,16 @@ def test_groups_that_cannot_be_compared_are_refused(make_run):
     long, short = read_run(make_run("long")), read_run(make_run("short", steps=50))
     with pytest.raises(ConfigError, match=r"between 50 and 100 env_steps.*--at 50"):
         read_scores({"a": [long, short]})
+    assert read_scores({"a": [long, short]}, at=50)["a"].values.shape == (2, 1)
     with pytest.raises(ConfigError, match="ends at 50 env_steps, before 70"):
         read_scores({"a": [long, short]}, at=70)
     other = read_run(make_run("other", env="Pong"))
     with pytest.raises(ConfigError, match="same tasks; 'a' has CartPole-v1, and 'b' has Pong"):
         read_scores({"a": [long], "b": [other]})
+    read_scores({"a": [long]})
     with pytest.raises(ConfigError, match=r"different numbers of runs on its tasks \(CartPole-v1: 2, Pong: 1\)"):
         read_scores({"a": [long, short, other]})
+    assert read_scores({"a": [long, other]})["a"].values.shape == (1, 2)
     with pytest.raises(ConfigError, match="score must be one of last, area; got 'best'"):
         read_scores({"a": [long]}, score="best")
 

@@ -42,6 +42,7 @@ def test_workers_of_all_kinds_count_together(counts, wanted):
                            "this machine has 1.8 GB of memory, enough for 10, and 2 CPU cores; use fewer "
                            "workers")
     assert "address of a cluster" in text
+    check_machine(requests(*(min(count, 3) for count in counts)), ROOM_FOR_TEN)
 
 
 @pytest.fixture

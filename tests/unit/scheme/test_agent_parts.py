@@ -147,6 +147,7 @@ def test_a_large_factory_warns_with_its_size(parts):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Scheme(algo, actor, storage, envs)  # no remote workers, so nothing is sent
+        Scheme(algo, actor, storage, VecEnv.create_factory(_env_with(bytearray(8)), vec_env_size=2), num_col_workers=2)
 
 
 @pytest.mark.parametrize(("algo", "storage", "settings", "warns"), [

@@ -76,6 +76,7 @@ def test_a_torch_without_cuda_is_reported(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(DeviceError, match=r"got 'cuda'; this torch \(.*\) was built without CUDA: install"):
         check_device("cuda")
+    check_device("cpu")
 
 
 def test_device_errors_can_be_pickled():

@@ -308,6 +308,7 @@ def test_colocated_workers_cannot_become_more(make):
     scheme.resize(num_col_workers=2)
     with pytest.raises(ConfigError, match="can only become smaller: it is 4 in total, got 6"):
         scheme.resize(num_col_workers=3)
+    make(runtime="ray", num_grad_workers=2, num_col_workers=2).resize(num_col_workers=3)
 
 
 def test_missing_resources_leave_everything_as_it_is(make, monkeypatch):

@@ -109,6 +109,7 @@ def test_a_central_run_does_not_resume_with_remote_workers(make):
     first.step()
     with pytest.raises(CheckpointError, match=r"col_execution was 'Central', now it is 'Parallel'; use its settings"):
         second.resume(through_a_file(first.checkpoint()))
+    make(num_col_workers=1).resume(through_a_file(first.checkpoint()))
 
 
 def test_resume_with_one_worker_says_what_to_do(make):

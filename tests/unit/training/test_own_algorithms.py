@@ -146,6 +146,13 @@ def test_an_option_of_another_part_is_refused():
     with pytest.raises(ConfigError, match="'num_steps' is an option of the storage and of the algorithm; rename it"):
         option_specs(Own)
 
+    class Renamed(A2C):
+        @dataclass(frozen=True, kw_only=True)
+        class Options(A2C.Options):
+            num_own_steps: int = option(1, help="A name of its own.")
+
+    assert "num_own_steps" in option_specs(Renamed)
+
 
 def test_a_missing_option_has_its_name_in_train():
     cls = algorithm("own", storage=pytorchrl.GAEBuffer)(type("Own", (A2C,), {}))

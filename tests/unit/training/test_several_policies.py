@@ -186,3 +186,4 @@ def test_videos_are_refused(tmp_path):
     assert isinstance(agent, pytorchrl.TrainedAgent)
     with pytest.raises(ConfigError, match="only single-agent environments can be recorded"):
         record_video(agent, tmp_path)
+    agent.evaluate(1)

@@ -164,6 +164,8 @@ def test_full_storage_refuses_another_transition():
     fill(storage, 1, 5)
     with pytest.raises(RuntimeError, match=r"call get_all_buffer_data\(\) first"):
         fill(storage, 6, 1)
+    storage.get_all_buffer_data()
+    fill(storage, 6, 1)
 
 
 def ready(storage, *rollouts):

@@ -255,6 +255,7 @@ def test_images_that_are_not_stacks_are_stored_unchanged(build_replay):
         build_replay(ReplayBuffer, 8, stacked_frames=2).insert_data_slice([rollout])
     with pytest.raises(ConfigError, match="needs observations with three axes"):
         build_replay(ReplayBuffer, 8, stacked_frames=2).insert_data_slice([rollout_of([1] * 4)])
+    build_replay(ReplayBuffer, 8).insert_data_slice([rollout_of([1] * 4)])
 
 
 def test_stacked_color_frames_are_stored_once(build_replay):
@@ -306,6 +307,7 @@ def test_a_state_of_another_size_is_refused(build_replay):
     storage.insert_data_slice([rollout_of([1] * 4)])
     with pytest.raises(ConfigError, match="size 11 cannot load the state of one with size 10"):
         build_replay(ReplayBuffer, 11).load_state_dict(storage.state_dict())
+    build_replay(ReplayBuffer, 10).load_state_dict(storage.state_dict())
 
 
 def test_reset_removes_everything_and_old_ids_stay_stale(build_replay):

@@ -110,6 +110,7 @@ def test_sampled_and_inserted_rollouts_are_copies(make):
 def test_a_rollout_that_does_not_fit_is_refused(make):
     with pytest.raises(ConfigError, match="a rollout of 10 env steps does not fit into replay of size 9; increase"):
         make(9).insert_data_slice([rollout(0)])
+    make(10).insert_data_slice([rollout(0)])
 
 
 @pytest.mark.parametrize("several", [False, True])
