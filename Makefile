@@ -67,10 +67,10 @@ docs: $(VENV)/.stamp-dev  ## build the documentation in docs/_build/html, and ch
 	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@PYTORCHRL_SITE=docs/_build/html $(THREADS) $(BIN)/python -m pytest -q -n 0 -m site tests/docs
 
-notebooks: $(VENV)/.stamp-dev  ## execute the notebooks at full size, or only NOTEBOOK=name; write docs/_build/notebooks
+notebooks: $(VENV)/.stamp-dev  ## measure the results of the notebooks at full size, or only of NOTEBOOK=name
 	@$(THREADS) $(BIN)/python docs/_ext/notebooks.py execute $(NOTEBOOK)
 
-notebooks-sync: $(VENV)/.stamp-dev  ## write the .ipynb copies of the notebooks
+notebooks-sync: $(VENV)/.stamp-dev  ## draw the notebooks again from their stored results
 	@$(BIN)/python docs/_ext/notebooks.py sync
 
 bench: $(VENV)/.stamp-dev  ## measure steps per second as JSON, also of Stable-Baselines3 if it is installed

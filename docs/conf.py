@@ -1,5 +1,6 @@
 """Configure Sphinx. The site is built without a network; `make docs` treats warnings as errors."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -14,8 +15,13 @@ version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
               "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
-# The page of a notebook is its `.md` file. The copy for Jupyter is excluded, because it has the same document name.
-exclude_patterns = ["_build", "_ext", "notebooks/*.ipynb",
+# The page of a notebook whose results are stored is its copy NAME.ipynb, which has the outputs; that of any other is
+# its text NAME.md, which is executed. Text and copy have the same document name, so one of them is excluded.
+NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*.ipynb"))
+STORED = [name for name in NOTEBOOKS
+          if name == "first_agent" or (Path(__file__).parent / "notebooks" / f"{name}.json").exists()]
+exclude_patterns = ["_build", "_ext",
+                    *(f"notebooks/{name}.{'md' if name in STORED else 'ipynb'}" for name in NOTEBOOKS),
                     "benchmarks/coverage.md", "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
@@ -55,8 +61,8 @@ copybutton_prompt_is_regexp = True
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-# The notebooks are stored without outputs and executed at every build, at small size; an error in one fails the build.
 nb_execution_mode = "force"
+nb_execution_excludepatterns = [f"notebooks/{name}.ipynb" for name in STORED]
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_execution_timeout = 300
@@ -91,8 +97,22 @@ def restore_attribute_docstring(app, what, name, obj, options, lines):
         lines[:] = _attribute_docstrings.pop(name)
 
 
+def add_downloads(app, docname, source):
+    """Add the files of a notebook below the title of its page; elsewhere, they are beside the notebook."""
+    name = docname.removeprefix("notebooks/")
+    if docname == f"notebooks/{name}" and name in STORED:
+        notebook = json.loads(source[0])
+        title, _, text = "".join(notebook["cells"][0]["source"]).partition("\n")
+        line = f"Open this page in Jupyter: {{download}}`{name}.ipynb <{name}.ipynb>`"
+        if (Path(__file__).parent / "notebooks" / f"{name}.json").exists():
+            line += f", with the results in {{download}}`{name}.json <{name}.json>` in the same folder"
+        notebook["cells"][0]["source"] = f"{title}\n\n{line}.\n{text}"
+        source[0] = json.dumps(notebook)
+
+
 def setup(app):
-    """Register the functions above. The first two run before napoleon (priority 500), and the last one after it."""
+    """Register the functions above. Napoleon, which docstrings pass, has the priority 500."""
+    app.connect("source-read", add_downloads)
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)
     app.connect("autodoc-process-docstring", save_attribute_docstring, priority=450)
     app.connect("autodoc-process-docstring", restore_attribute_docstring, priority=550)
