@@ -143,7 +143,10 @@ def _png_of(figure: Any) -> str:
 
 
 def _value_of(expression: str, scope: dict[str, Any]) -> str:
-    return eval(f'f"""{{{expression}}}"""', scope)
+    try:
+        return eval(f'f"""{{{expression}}}"""', scope)
+    except Exception as error:
+        raise ValueError(f"{{{{ {expression} }}}} in the text has no value: {error!r}") from error
 
 
 def is_measured(name: str) -> bool:

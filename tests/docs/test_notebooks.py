@@ -201,6 +201,9 @@ def test_error_of_a_cell_ends_a_run_and_an_unknown_name_is_refused(tmp_path, mon
         notebooks.main("sync", "small")
     with pytest.raises(Exception, match="ZeroDivisionError"):
         notebooks.run("small", notebooks.notebook_of("small").cells, "small")
+    small(tmp_path, monkeypatch, f"{HEADER}There are {{{{ unknown:.1f }}}}.\n")
+    with pytest.raises(ValueError, match=r"\{\{ unknown:.1f \}\} in the text has no value: NameError"):
+        notebooks.main("sync", "small")
     assert notebooks.main("execute", "other") == 2
     assert "['execute', 'other'], but expected sync or execute, and names among small" in capsys.readouterr().err
 
