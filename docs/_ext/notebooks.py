@@ -23,6 +23,7 @@ import json
 import math
 import os
 import platform
+import pprint
 import re
 import shutil
 import subprocess
@@ -112,7 +113,6 @@ def _provenance(name: str) -> str:
 def _outputs_of(code: str, scope: dict[str, Any]) -> Iterator[Any]:
     """Execute a cell as Jupyter does; yield what it printed, its figures, and the value of its last expression."""
     import matplotlib.pyplot as plt
-    from IPython.lib.pretty import pretty
 
     tree, printed, value = ast.parse(code), io.StringIO(), None
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) and not code.endswith(";") else None
@@ -126,7 +126,7 @@ def _outputs_of(code: str, scope: dict[str, Any]) -> Iterator[Any]:
         yield nbformat.v4.new_output("display_data", {"image/png": _png_of(plt.figure(number))})
     plt.close("all")
     if value is not None:
-        data = {"text/plain": pretty(value)}
+        data = {"text/plain": pprint.pformat(value, sort_dicts=False)}
         if hasattr(value, "_repr_markdown_"):
             data["text/markdown"] = value._repr_markdown_()
         yield nbformat.v4.new_output("execute_result", data)
