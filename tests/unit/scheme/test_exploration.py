@@ -298,6 +298,7 @@ def test_invariants_hold_with_delays_and_faults(schedules):
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(1800)
 def test_invariants_hold_for_ten_thousand_schedules():
     assert len(explore(range(NUM_SCHEDULES, NUM_SCHEDULES + 10_000))) > 9_800
 
@@ -397,7 +398,7 @@ BUGS = {
     a_request_too_many: (15, "more requests than allowed"),
     a_queue_without_a_bound: (15, "items in the queue"),
     a_snapshot_of_newer_weights: (0, "a snapshot is newer than the weights"),
-    a_stop_that_leaves_a_thread: (17, "waits for the end of CollectorThread"),
+    a_stop_that_leaves_a_thread: (17, "waits for the end of CollectorThread|steps were lost, but no worker was"),
 }
 """Planted bug -> the first seed whose schedule shows it, and what the error says."""
 
