@@ -27,6 +27,7 @@ def test_both_accounts_agree():
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1800)
 def test_both_accounts_agree_in_a_thousand_schedules_with_many_coincidences(capsys):
     digests, coincidences = explore(range(NUM_SCHEDULES))
     show(capsys, *(f"{coincidences[what]:4} of {NUM_SCHEDULES}: {what}" for what in COINCIDENCES))
@@ -45,6 +46,7 @@ def test_a_planted_bug_is_found_from_a_stored_seed(monkeypatch, bug):
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found_in_a_thousand_schedules(monkeypatch, capsys, bug):
     bug(monkeypatch)
