@@ -93,6 +93,7 @@ def test_notebook_is_stored_with_the_cells_of_its_text_and_with_outputs(name):
     assert not [cell for cell in experiment if cell.cell_type == "code" and cell.outputs]
     kinds = {output.get("name", "") for cell in shown if cell.cell_type == "code" for output in cell.outputs}
     assert kinds <= {"", "stdout"}
+    assert not [text for text in outputs_of(copy, "text/plain") if " at 0x" in text and "Markdown" not in text]
 
 
 @pytest.mark.parametrize("name", RESEARCH)
