@@ -326,6 +326,9 @@ def compose_parts(
     if isinstance(env, gym.Env):
         preset = presets.for_one_environment(preset)
     chosen = {**preset, **options}
+    if _has_shards(options):
+        chosen = {**presets.replay_ratios(options, lambda name: chosen.get(
+            name, specs[name].default if name in specs else None)), **chosen}
     for problem in problems_in(refuse_unknown, chosen, _known(registration)):
         problems.wrong(problem)
     parts, of_preset = _divided(specs, chosen), _divided(specs, preset)["environments"]
@@ -339,6 +342,15 @@ def compose_parts(
     problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
     problems.ignore(own)
     return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
+
+
+def _has_shards(options: Mapping[str, object]) -> bool:
+    """Return whether the user chooses replay shards, by their number or by an architecture."""
+    if "num_replay_workers" in options:
+        return options["num_replay_workers"] is not None
+    architecture = options.get("preset")
+    return (isinstance(architecture, str) and architecture in PRESETS
+            and "num_replay_workers" in PRESETS[architecture].settings({}))
 
 
 def _divided(specs: Mapping[str, OptionSpec], options: Mapping[str, object]) -> dict[str, dict[str, object]]:

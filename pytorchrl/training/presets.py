@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
@@ -260,6 +261,27 @@ def preset(
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
     return found
+
+
+def replay_ratios(given: Mapping[str, object], option: Callable[[str], object]) -> dict[str, object]:
+    """Return bounds of the replay ratio with which shards use each step as often as replay without shards.
+
+    Without shards, `num_updates` batches are used for every `update_every` env steps. This is the smallest replay ratio
+    of shards, and twice as much is the largest.
+
+    Args:
+        given: Options of the user. If they contain `min_replay_ratio`, the result is empty.
+        option: Function that returns the value of an option of the run, by name; None if there is no such option.
+    """
+    every, *numbers = option("update_every"), option("num_updates"), (
+        option("train_batch_size") or option("mini_batch_size")), (
+        option("num_steps" if option("kind") == "batch" else "length") or 1)  # env steps of a sequence
+    if "min_replay_ratio" in given or not all(isinstance(number, int) and number > 0 for number in (every, *numbers)):
+        return {}  # also without such options, and with wrong values, which are refused later
+    ratio = math.prod(cast("list[int]", numbers)) / cast("int", every)
+    largest = given.get("max_replay_ratio", 2 * ratio)
+    return {"min_replay_ratio": min(ratio, largest) if isinstance(largest, int | float) else ratio,
+            "max_replay_ratio": largest}
 
 
 def for_one_environment(preset: Mapping[str, object]) -> dict[str, object]:

@@ -44,10 +44,11 @@ class RWorkerSetOptions(QueueOptions, PrefetchOptions):
         "span rollouts always use a fixed shard.")
     min_replay_ratio: float | None = option(
         None, low=0.0, exclusive=True, help="Smallest ratio of env steps consumed to env steps collected; below "
-        "it, collection waits for learning. None: no limit.")
+        "it, collection waits for learning. None: no limit. `train` sets it to num_updates * mini_batch_size / "
+        "update_every unless it is given.")
     max_replay_ratio: float | None = option(
         None, low=0.0, exclusive=True, help="Largest ratio of env steps consumed to env steps collected; above it, "
-        "learning waits for collection. None: no limit.")
+        "learning waits for collection. None: no limit. `train` sets it to twice that number unless it is given.")
 
     def contradictions(self) -> Iterator[Problem]:
         """Refuse resources for a local shard, and `min_replay_ratio` > `max_replay_ratio`."""

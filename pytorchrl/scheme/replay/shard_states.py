@@ -52,17 +52,20 @@ class ShardStates:
     Args:
         num_replay_workers: Number of shards.
         changed: Event that the inserter sets whenever a shard confirms a rollout or is reset.
+        learned: Event that is set whenever `trained` changes.
 
     Attributes:
         changed: The argument `changed`. The sampler waits for this event, and then clears it.
+        learned: The argument `learned`. The inserting thread waits for this event, and then clears it.
         added: Number of env steps in rollouts that shards have added and confirmed; the inserter updates this count.
         trained: Number of env steps in sampled batches, where each step counts once per pass over its batch; the
             sampler updates this count.
         peak: Largest number of rollouts whose headers have waited for the learner at the same time.
     """
 
-    def __init__(self, num_replay_workers: int, changed: threading.Event) -> None:
-        self._lock, self.changed = threading.Lock(), changed  # guards the following attributes: `invariant()`
+    def __init__(self, num_replay_workers: int, changed: threading.Event, learned: threading.Event) -> None:
+        self.changed, self.learned = changed, learned
+        self._lock = threading.Lock()  # guards the following attributes: `invariant()`
         self._states = [ShardState() for _ in range(num_replay_workers)]
         self._incarnations = [0] * num_replay_workers
         self._headers: deque[RolloutHeader] = deque()
@@ -110,6 +113,7 @@ class ShardStates:
         """Add env steps to `trained`; a negative number subtracts env steps that the learner did not use."""
         with self._lock:
             self.trained += num_steps
+        self.learned.set()
 
     def take_headers(self) -> list[RolloutHeader]:
         """Return the headers of the rollouts added since the last call."""

@@ -69,7 +69,7 @@ class Shards:
         self._min_ratio, self._max_ratio = options.min_replay_ratio or 0.0, options.max_replay_ratio
         supervision = supervision or Supervisor.Options()
         self._supervisor = Supervisor(self._handles, workers.replace, self._runtime, supervision, seed % 2**32)
-        self._states = ShardStates(len(self._handles), self._runtime.make_event())
+        self._states = ShardStates(len(self._handles), self._runtime.make_event(), self._runtime.make_event())
         self._inserter = Inserter(
             self._handles, self._runtime, self._supervisor, self._states, ledger, routing=options.routing,
             add_in_flight=options.add_in_flight, seed=seed)
@@ -95,9 +95,13 @@ class Shards:
         """
         while not is_stopped():
             self.poll(0.0)
-            if not self._learning_lags() and self._inserter.add(rollout, self._version()):
+            if self._learning_lags():
+                self._states.learned.wait(POLL_INTERVAL_S)
+                self._states.learned.clear()
+            elif self._inserter.add(rollout, self._version()):
                 return
-            self.poll(POLL_INTERVAL_S)
+            else:
+                self.poll(POLL_INTERVAL_S)
 
     def _learning_lags(self) -> bool:
         """Return whether collection must wait until learning has caught up.

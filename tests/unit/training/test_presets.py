@@ -180,3 +180,29 @@ def test_the_page_about_presets_lists_the_options_of_each_kind():
         (algorithm, kind): ", ".join(
             f"`{name}={to_python(value)}`" for name, value in options.items() if name != "target_steps")
         for (algorithm, kind), options in presets.registered().items() if kind in presets.KINDS}
+
+
+def test_shards_use_each_step_as_often_as_replay_without_shards():
+    shards = {"num_replay_workers": 2, "num_col_workers": 2, "col_communication": "asynchronous"}
+    for algorithm, given, bounds in [
+            ("dqn", {}, ()), ("dqn", shards, (32.0, 64.0)), ("dqn", {"preset": "apex"}, (32.0, 64.0)),
+            ("dqn", {"preset": "apex", "update_every": 8, "mini_batch_size": 32}, (8.0, 16.0)),
+            ("dqn", {"preset": "apex", "num_updates": 1, "train_batch_size": 8}, (2.0, 4.0)),
+            ("dqn", {"preset": "apex", "max_replay_ratio": 8.0}, (8.0, 8.0)),
+            ("dqn", {"preset": "apex", "max_replay_ratio": None}, (32.0, None)),
+            ("dqn", {"preset": "apex", "min_replay_ratio": None}, (None,)),
+            ("dqn", {"preset": "impala"}, ()),
+            ("r2d2", {"preset": "r2d2"}, (16.0, 32.0)), ("r2d2", {"preset": "r2d2", "kind": "batch"}, (16.0, 32.0)),
+            ("appo", {"preset": "apex", "replay_size": 2000}, ())]:
+        found = compose_parts(algorithm, "CartPole-v1", given).options
+        names = ("min_replay_ratio", "max_replay_ratio")
+        assert tuple(found[name] for name in names if name in found) == bounds, (algorithm, given)
+
+
+def test_a_run_with_shards_makes_as_many_updates_as_without():
+    options = {"num_envs": 2, "num_steps": 2, "update_every": 4, "num_updates": 1, "mini_batch_size": 8,
+               "start_steps": 40, "replay_size": 1000, "hidden_sizes": (8,), "target_steps": 200, "seed": 1}
+    plain = train("dqn", "CartPole-v1", **options, progress=False).summary
+    shards = train("dqn", "CartPole-v1", **options, preset="apex", runtime="simulated", progress=False).summary
+    assert plain["updates"] == 40
+    assert 0.8 * 40 < shards["updates"] < 2.2 * 40

@@ -20,7 +20,7 @@ class Side:
     def __init__(self, number, capacity=1000, costs=None, policy="restart", **options):
         self.runtime, workers = start_shards(number, capacity, costs)
         self.handles, self.ledger = workers.remote_workers(), Ledger()
-        self.states = ShardStates(number, self.runtime.make_event())
+        self.states = ShardStates(number, self.runtime.make_event(), self.runtime.make_event())
         supervisor = Supervisor(self.handles, workers.replace, self.runtime,
                                 Supervisor.Options(on_worker_failure=policy), 0)
         self.inserter = Inserter(self.handles, self.runtime, supervisor, self.states, self.ledger,

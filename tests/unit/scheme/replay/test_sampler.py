@@ -21,7 +21,7 @@ class Side:
     def __init__(self, number=2, rollouts=3, costs=None, **options):
         self.runtime, workers = start_shards(number, costs=costs)
         self.handles = workers.remote_workers()
-        self.states = ShardStates(number, self.runtime.make_event())
+        self.states = ShardStates(number, self.runtime.make_event(), self.runtime.make_event())
         for index, handle in enumerate(self.handles):
             for count in range(rollouts):
                 answer = handle.submit(RWorker.add, rollout(10 * index + count), 0)

@@ -263,6 +263,15 @@ def test_collection_waits_for_learning_and_learning_for_collection(make):
     assert side.shards.added + SIZE * side.shards.num_adding == 1130
 
 
+def test_collection_continues_as_soon_as_learning_has_caught_up(make):
+    side = make(num_replay_workers=1, batch_size=SIZE, min_replay_ratio=1.0, max_replay_ratio=1.0, interval_s=0.001,
+                capacity=10**5)
+    for _ in range(40):
+        side.get()
+    assert side.shards.added >= 40 * SIZE
+    assert side.runtime.now() < 3.0  # a wait of POLL_INTERVAL_S for each of the 40 rollouts would take four seconds
+
+
 @pytest.mark.parametrize("num_replay_workers", [1, 2])
 def test_shards_receive_the_errors_found_by_learning(make, num_replay_workers):
     side = make(num_replay_workers)
