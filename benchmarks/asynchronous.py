@@ -7,8 +7,8 @@
 Every run uses the defaults of `train`. In the mode "synchronous", only `col_communication` differs from the mode
 "asynchronous". A synchronous train batch then contains a rollout of each worker, so that fewer updates are made per env
 step. The mode "equal" is synchronous with train batches of the same size, and therefore as many updates per env step:
-the workers have fewer environments (IMPALA with two workers: more). For A3C and DQN, a single worker collects and
-learns instead. In the mode "checkpoints", asynchronous runs also write a checkpoint every 2,000 env steps.
+the environments of one worker are divided among the workers. For A3C and DQN, a single worker collects and learns
+instead. In the mode "checkpoints", asynchronous runs also write a checkpoint every 2,000 env steps.
 
 The script prints one line of JSON per run: the mean return of 100 sampled episodes of the final policy, the mean return
 over the training curve (`area`), the lag in train batches (for A3C that of gradients, in updates), env steps per
@@ -36,9 +36,8 @@ from pytorchrl import train
 # Algorithm -> updates that its preset for CartPole-v1 makes from each train batch.
 UPDATES = {"ppo": 40, "appo": 16, "impala": 1, "a3c": 1, "dqn": 1}
 MODES = ("synchronous", "equal", "asynchronous", "checkpoints")
-# Environments that a synchronous train batch needs to be as large as an asynchronous one: those of one worker, or for
-# the architecture `impala`, whose train batches have 500 steps, those of four workers.
-ENVS = {"ppo": 8, "appo": 8, "impala": 32}
+# Environments of a worker in the presets of PPO, APPO and IMPALA for CartPole-v1.
+ENVS = 8
 
 
 def options_of(algorithm: str, mode: str, workers: int) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def options_of(algorithm: str, mode: str, workers: int) -> dict[str, Any]:
     if mode == "synchronous":
         return {"num_col_workers": workers}
     if mode == "equal":
-        return {"num_col_workers": workers, "num_envs": ENVS[algorithm] // workers}
+        return {"num_col_workers": workers, "num_envs": ENVS // workers}
     how = {"col_communication": "asynchronous"} if algorithm == "ppo" else {"preset": algorithm}
     return {"num_col_workers": workers, **how, **checkpoints}
 

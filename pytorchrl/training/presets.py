@@ -106,11 +106,11 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
-    # A train batch is a rollout of one collector. On Atari it has 500 steps, as in
+    # A train batch is a rollout of one collector, also with the architecture `impala`. On Atari it has 500 steps, as in
     # https://github.com/ray-project/rl-experiments.
     ("impala", "classic"): {
-        "num_envs": 8, "num_steps": 16, "lr": linear(2e-3, 0.0), "gamma": 0.98, "entropy_coef": 0.0,
-        "target_steps": 200_000,
+        "num_envs": 8, "num_steps": 16, "train_batch_size": None, "lr": linear(2e-3, 0.0), "gamma": 0.98,
+        "entropy_coef": 0.0, "target_steps": 200_000,
     },
     ("impala", "box2d"): {
         "num_envs": 16, "num_steps": 32, "lr": linear(1e-3, 0.0), "gamma": 0.99, "target_steps": 2_000_000,
@@ -175,7 +175,7 @@ _of_kind("sac", "atari", "vectors", start_steps=5000)
 _of_kind("dqn", "atari", "vectors", _EXPLORATION, start_steps=1000, epsilon_steps=20_000)
 _presets |= {
     ("ppo", "vectors"): {"num_envs": 8, "num_steps": 128},
-    ("impala", "vectors"): {"num_envs": 8, "num_steps": 32},
+    ("impala", "vectors"): {"num_envs": 8, "num_steps": 32, "train_batch_size": None},
     ("appo", "vectors"): {"num_envs": 8, "num_steps": 64},
     # The sequences of the paper (80 steps, of which 40 are burn-in) would give 200,000 steps too few updates.
     ("r2d2", "vectors"): {
@@ -257,6 +257,8 @@ def preset(
                                                                               "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
+    if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise
+        found.pop("train_batch_size", None)
     if options.get("kind") == "batch":  # each rollout is one sequence, so `num_steps` is the length of a sequence
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}

@@ -206,3 +206,12 @@ def test_a_run_with_shards_makes_as_many_updates_as_without():
     shards = train("dqn", "CartPole-v1", **options, preset="apex", runtime="simulated", progress=False).summary
     assert plain["updates"] == 40
     assert 0.8 * 40 < shards["updates"] < 2.2 * 40
+
+
+def test_impala_makes_an_update_from_each_rollout_of_small_environments():
+    for env, options, size in [
+            ("CartPole-v1", {}, None), (env_with(VECTOR, BUTTONS), {}, None), (env_with(IMAGE, BUTTONS), {}, 500),
+            ("CartPole-v1", {"train_batch_size": 300}, 300)]:
+        scheme = make_learner("impala", env, preset="impala", **options)[0].scheme
+        assert scheme.settings["train_batch_size"] == size, (env, options)
+    assert make_learner("impala", "CartPole-v1", preset="microbatch")[0].scheme.settings["train_batch_size"] == 10_000
