@@ -22,6 +22,7 @@ WITHOUT_ORIGIN = {"digests.py", "golden.py", "history.py", "reading_sample.py", 
 QUICK = {
     "asynchronous.py": "--seeds 1 --steps 2100 --workers 2 --runtimes threads",
     "coverage.py": "--trials 2 --seeds 3 --tasks 1 --distributions normal",
+    "defaults.py": "--tasks delay --seeds 1 --steps 1100",
     "env_backends.py": "--envs CartPole-v1 --sizes 2 --blocks 1 --steps 20",
     "exposure.py": "--runtime threads",
     "lag.py": "--seeds 1 --steps 500",
