@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import cloudpickle
 import gymnasium as gym
@@ -27,6 +27,7 @@ from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, spac
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
+from pytorchrl.agent.env.spaces import Path, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import Forwarded
@@ -298,7 +299,8 @@ def _parameters(function: Callable[..., object]) -> set[str]:
 class InProcessVectorEnv(SyncVectorEnv):
     """A faster `SyncVectorEnv`.
 
-    For array observations in SAME_STEP mode, the overhead of a step is a third of Gymnasium's.
+    In SAME_STEP mode, the overhead of a step is a third of Gymnasium's for observations that are arrays, and two thirds
+    for others.
 
     Attributes:
         info_keys: Keys of `info` that `step` returns; None means all keys. `final_info` always contains all keys.
@@ -312,13 +314,14 @@ class InProcessVectorEnv(SyncVectorEnv):
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Forwarded) -> None:
         super().__init__(makers, **settings)
         self.no_end = np.zeros(self.num_envs, dtype=np.bool_)
+        self._parts = None if isinstance(self._observations, np.ndarray) else list(_arrays_in(self._observations))
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
 
     def step(self, actions: Action) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments; the next step overwrites the returned observations and rewards."""
-        if self.autoreset_mode is not AutoresetMode.SAME_STEP or not isinstance(self._observations, np.ndarray):
+        if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             return super().step(actions)
         rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
         infos: Info = {}
@@ -329,7 +332,11 @@ class InProcessVectorEnv(SyncVectorEnv):
                 has_end = True
                 infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, index)
                 observation, info = env.reset()
-            self._observations[index] = observation
+            if self._parts is None:
+                self._observations[index] = observation
+            else:
+                for path, array in self._parts:
+                    array[index] = part_at(observation, path)
             terminations[index], truncations[index] = terminated, truncated
             if info and self.info_keys is not None:
                 info = {key: info[key] for key in self.info_keys if key in info}
@@ -346,6 +353,16 @@ class InProcessVectorEnv(SyncVectorEnv):
         """
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
+
+
+def _arrays_in(observations: Observation, path: Path = ()) -> Iterator[tuple[Path, np.ndarray]]:
+    """Yield each array of batched observations, and the keys and indices that lead to it."""
+    if isinstance(observations, np.ndarray):
+        yield path, observations
+    elif isinstance(observations, (Mapping, tuple)):
+        parts = observations.items() if isinstance(observations, Mapping) else enumerate(observations)
+        for key, part in parts:
+            yield from _arrays_in(part, (*path, key))
 
 
 class ProcessesVectorEnv(AsyncVectorEnv):

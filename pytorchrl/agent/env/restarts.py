@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from typing_extensions import override
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, Observation, ResetResult, StepResult
 from pytorchrl.agent.env.guard import GuardedEnv, hint_for, traceback_of
@@ -161,13 +160,6 @@ class RestartingEnv(GuardedEnv):
                 self._is_started = True
                 return result
 
-    @override
-    def step(self, action: Action) -> StepResult:
-        result = super().step(action)
-        if not self._is_proved and (result[2] or result[3] or self._num_steps >= _TRIAL_STEPS):
-            self._is_proved = CUT not in result[4]
-        return result
-
     def close(self) -> None:
         """Close the environment; further calls have no effect."""
         if self._is_open:
@@ -184,7 +176,8 @@ class RestartingEnv(GuardedEnv):
 
     def _restartable(self, error: EnvError) -> EnvError:
         """Return the error of the environment; raise it if the environment has not proved that it works."""
-        if self._is_proved:
+        if self._is_proved or self._has_ended or self._num_steps > _TRIAL_STEPS:
+            self._is_proved = True  # also after the environment is replaced, and its steps are counted anew
             return error
         raise EnvError(
             f"{error}; it ends the run, because no episode of this environment had ended before; "

@@ -260,18 +260,23 @@ class Informed(ScriptedEnv):
 
 
 class Boxed(Informed):
-    """Environment whose observation is a dictionary that contains the last action."""
+    """Environment whose observation is a nested dictionary that contains the last action in several forms."""
 
     def __init__(self, *args):
         super().__init__(*args)
         self.action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
-        self.observation_space = gym.spaces.Dict({"a": gym.spaces.Box(-9, 9, (3,), np.float32)})
+        self.observation_space = gym.spaces.Dict({
+            "a": gym.spaces.Box(-9, 9, (3,), np.float32), 7: gym.spaces.Discrete(5),
+            "b": gym.spaces.Tuple([gym.spaces.MultiBinary(3), gym.spaces.Dict({"c": gym.spaces.Box(-9, 9, ())})])})
 
     def reset(self, **kwargs):
-        return {"a": np.zeros(3, np.float32)}, super().reset(**kwargs)[1]
+        return self._observation(np.zeros(3, np.float32)), super().reset(**kwargs)[1]
 
     def step(self, action):
-        return {"a": action}, *super().step(action)[1:]
+        return self._observation(action), *super().step(action)[1:]
+
+    def _observation(self, action):
+        return {"b": [action > 0, {"c": float(action[1])}], 7: self._t % 5, "a": action}
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])

@@ -35,12 +35,13 @@ def step(envs, number):
         envs.step(np.zeros(envs.num_envs, np.int64))
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_error_before_the_end_of_the_first_episode_ends_the_run(backend, caplog):
-    envs = VecEnv.create_factory(Failing, {"at": (2,)}, 2, backend=backend)(seed=1)
-    with pytest.raises(EnvError, match=r"env 0: step raised after 2 steps.*TimeoutError: the simulator is busy.*"
+@pytest.mark.parametrize(("backend", "at"), [("sync", 2), ("sync", 1000), ("async", 2)])
+def test_an_error_before_the_end_of_the_first_episode_ends_the_run(backend, at, caplog):
+    kwargs = {"at": (at,), "episode_length": 9999}
+    envs = VecEnv.create_factory(Failing, kwargs, 2, backend=backend)(seed=1)
+    with pytest.raises(EnvError, match=rf"env 0: step raised after {at} steps.*TimeoutError: the simulator is busy.*"
                                        r"no episode of this environment had ended before; set on_env_error='restart'"):
-        step(envs, 2)
+        step(envs, at)
     envs.close()
     assert "restarted" not in caplog.text
     envs = VecEnv.create_factory(Failing, {"at": (2,)}, 2, backend=backend, on_env_error="restart")(seed=1)
