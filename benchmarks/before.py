@@ -1,7 +1,7 @@
 """Compare the env steps per second of this source tree and an earlier one, to find the cost of a change.
 
     git worktree add ../before COMMIT
-    python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,halfcheetah,sleeping,dqn,sac,td3]
+    python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,dictionary,sleeping,step_one]
 
 `cartpole` is PPO in one process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and
 an MLP of 64-64. `halfcheetah` is the same with 1 environment x 2048 steps, 10 epochs x 32 minibatches of 64, and
@@ -9,10 +9,15 @@ normalized observations and rewards. `sleeping` is PPO with asynchronous collect
 one environment, which sleeps 5 ms in each step. `dqn`, `sac` and `td3` learn from replay in one process with one
 environment: DQN on CartPole-v1, SAC and TD3 on Pendulum-v1. Their updates are compiled if the tree supports it.
 
+`dictionary` is PPO without compilation on an environment whose observation is a dictionary of numbers, a category and
+flags, with 8 environments x 128 steps. `step_one`, `step_eight` and `step_dictionary` only step environments: one or
+eight of CartPole-v1, or eight of the environment of `dictionary`.
+
 Each tree runs in its own process with one thread, and start-up and compilation are not measured. Except in `sleeping`,
-the two trees take turns of half a second, because the speed of a machine changes from second to second. In `sleeping`,
-the trees run one after the other, because asynchronous workers cannot be paused; the order changes with each pair of
-runs. The script prints one JSON object and asserts nothing.
+the two trees take turns of half a second, because the speed of a machine changes from second to second, and a rate is
+the number of env steps per second of processor time, because other programs may use the machine. In `sleeping`, the
+trees run one after the other, because asynchronous workers cannot be paused; the order changes with each pair of runs.
+The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,9 +75,84 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
-def compiled(algorithm: Any) -> dict[str, bool]:
-    """Return `compile=True` for an algorithm that has this option."""
-    return {"compile": True} if hasattr(algorithm.Options, "compile") else {}
+def dictionary_envs(num_envs: int) -> Any:
+    """Return a factory of environments whose observation is a dictionary; an episode has 100 steps."""
+    import gymnasium as gym
+    import numpy as np
+
+    from pytorchrl import VecEnv
+
+    class Dictionary(gym.Env):  # type: ignore[misc,type-arg]
+        observation_space = gym.spaces.Dict({
+            "numbers": gym.spaces.Box(-1, 1, (4,)), "category": gym.spaces.Discrete(5),
+            "flags": gym.spaces.MultiBinary(3)})
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.num_steps = 0
+            self.observation = {"numbers": np.zeros(4, np.float32), "category": 1, "flags": np.zeros(3, np.int8)}
+            return self.observation, {}
+
+        def step(self, action: Any) -> Any:
+            self.num_steps += 1
+            return self.observation, 1.0, self.num_steps == 100, False, {}
+
+    return VecEnv.create_factory(Dictionary, vec_env_size=num_envs)
+
+
+def dictionary() -> Any:
+    """Return PPO on eight environments whose observations are dictionaries."""
+    from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme
+
+    envs = dictionary_envs(8)
+    return Scheme(
+        PPO.create_factory(num_epochs=4, num_mini_batch=4, **compiled(PPO, False)),
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(128), envs,
+        seed=1)
+
+
+class Stepping:
+    """Steps a vector environment, with the methods of a scheme that `serve` needs.
+
+    Args:
+        make: Function that returns the factory of the vector environment.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        import numpy as np
+
+        self._env = make()(seed=1)
+        self._env.reset()
+        self._actions = [np.full(self._env.action_shape, action, np.int64) for action in (0, 1)]
+        self.version = 0
+
+    def step(self) -> None:
+        """Take 100 steps in each environment."""
+        for _ in range(50):
+            for action in self._actions:
+                self._env.step(action)
+        self.version += 1
+
+    def ledger(self) -> dict[str, int]:
+        """Return the number of env steps in the form that `used_steps` expects."""
+        return {"consumed_unique": 100 * self._env.num_envs * self.version, "resident": 0, "evicted": 0}
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._env.close()
+
+
+def cartpole_envs(num_envs: int) -> Any:
+    """Return a factory of environments of CartPole-v1."""
+    from pytorchrl import VecEnv
+
+    return VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs)
+
+
+def compiled(algorithm: Any, value: bool = True) -> dict[str, bool]:
+    """Return the option `compile` for an algorithm that has it."""
+    return {"compile": value} if hasattr(algorithm.Options, "compile") else {}
 
 
 def dqn() -> Any:
@@ -105,7 +185,10 @@ def continuous(name: str) -> Any:
 TASKS: dict[str, Any] = {
     "cartpole": (cartpole, 40, 1, 0.5), "halfcheetah": (halfcheetah, 320, 320, 1.0),
     "sleeping": (sleeping, 4 * WORKERS, WORKERS, None), "dqn": (dqn, 200, 1, 0.5),
-    "sac": (partial(continuous, "SAC"), 50, 1, 0.5), "td3": (partial(continuous, "TD3"), 50, 1, 0.5)}
+    "sac": (partial(continuous, "SAC"), 50, 1, 0.5), "td3": (partial(continuous, "TD3"), 50, 1, 0.5),
+    "dictionary": (dictionary, 10, 1, 0.5), "step_one": (partial(Stepping, partial(cartpole_envs, 1)), 10, 1, 0.5),
+    "step_eight": (partial(Stepping, partial(cartpole_envs, 8)), 10, 1, 0.5),
+    "step_dictionary": (partial(Stepping, partial(dictionary_envs, 8)), 10, 1, 0.5)}
 
 
 def used_steps(scheme: Any) -> int:
@@ -121,16 +204,17 @@ def serve(task: str) -> None:
     """
     import pytorchrl
 
-    make, warm_up, turn, _ = TASKS[task]
+    make, warm_up, turn, seconds = TASKS[task]
+    clock = time.perf_counter if seconds is None else time.process_time
     scheme = make()
     while scheme.version < warm_up:
         scheme.step()
     print(pytorchrl.__file__, flush=True)
     for line in sys.stdin:
-        first, version, start = used_steps(scheme), scheme.version, time.perf_counter()
-        while time.perf_counter() - start < float(line) or (scheme.version - version) % turn:
+        first, version, start = used_steps(scheme), scheme.version, clock()
+        while clock() - start < float(line) or (scheme.version - version) % turn:
             scheme.step()
-        print((used_steps(scheme) - first) / (time.perf_counter() - start), flush=True)
+        print((used_steps(scheme) - first) / (clock() - start), flush=True)
     scheme.stop()
 
 
