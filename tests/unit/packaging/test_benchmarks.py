@@ -57,7 +57,7 @@ NO_RUN = {
                                      "failures.py", "learner_feed.py", "processes.py", "ray_parts.py", "replay.py",
                                      "signals.py", "weights.py"],
     "training until a score, or an accelerator": ["gpu.py", "pong.py", "scores.py", "solved.py"],
-    "compilation before the measurement": ["roofline.py", "second_core.py", "throughput.py"],
+    "compilation before the measurement": ["compile_choice.py", "roofline.py", "second_core.py", "throughput.py"],
     "tested below": ["history.py"],
 }
 # Prints the help of each script in one process, and the failures afterwards.

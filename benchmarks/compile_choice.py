@@ -1,0 +1,154 @@
+"""Compare the processor time of whole runs of `train` by default, compiled and not compiled, and of SBX.
+
+    python benchmarks/compile_choice.py [--cases ppo-cartpole dqn-cartpole] [--pairs 2] [--cache cold]
+    python benchmarks/compile_choice.py --cases sac-halfcheetah --variants default sbx --sbx-python VENV/bin/python
+
+A run is one process, from its start to its end: imports, compilation, training and the reading of results. Its time is
+the processor time of the process and of all processes that descend from it. The runs of a case take turns, and the
+order changes with each round. `train` gets nothing but the algorithm, the environment, the number of env steps and a
+seed. SBX gets the same settings as the presets of this library (networks, batch size, learning rates, one update per
+env step), and one thread. With `--cache cold`, each run begins without compiled code. With `--cache warm`, each
+variant is run once before the first round, which is not measured, and the runs then use the code that it has compiled.
+
+The script prints one line of JSON per run, and appends it to the file `--out`, if it is given. It asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from results import origin
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES: dict[str, tuple[str, str, int]] = {
+    "ppo-cartpole": ("ppo", "CartPole-v1", 100_000),
+    "dqn-cartpole": ("dqn", "CartPole-v1", 40_000),
+    "sac-halfcheetah": ("sac", "HalfCheetah-v5", 50_000),
+    "td3-halfcheetah": ("td3", "HalfCheetah-v5", 50_000),
+    "ppo-halfcheetah": ("ppo", "HalfCheetah-v5", 300_000)}
+"""Name -> algorithm, environment and number of env steps."""
+OPTIONS: dict[str, dict[str, bool]] = {"default": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
+"""Name of a variant of this library -> options of `train`."""
+SBX = "sbx"
+_SUBREAPER = 36
+"""Number of the option PR_SET_CHILD_SUBREAPER of prctl."""
+
+
+def ours(case: str, variant: str, seed: int, folder: str) -> dict[str, Any]:
+    """Train by this library, and return the choice of the run and its figures."""
+    import pytorchrl
+
+    algorithm, env, steps = CASES[case]
+    agent = pytorchrl.train(algorithm, env, target_steps=steps, seed=seed, log_dir=f"{folder}/run", progress=False,
+                            **OPTIONS[variant])
+    started = json.loads(Path(folder, "run", "run.json").read_text(encoding="utf-8"))
+    return {"is_compiled": started["agent"]["algo_factory"]["options"]["compile"],
+            "env_steps": agent.summary["env_steps"], "updates": agent.summary["updates"],
+            "return_mean": agent.return_mean}
+
+
+def sbx(case: str, seed: int) -> dict[str, Any]:
+    """Train SAC or TD3 by SBX, with the settings of this library's preset for MuJoCo."""
+    import importlib.metadata
+
+    import gymnasium
+    import numpy
+    import torch  # type: ignore[import-not-found,unused-ignore]
+    from sbx import SAC, TD3
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    torch.set_num_threads(1)
+    algorithm, name, steps = CASES[case]
+    env = Monitor(gymnasium.make(name))
+    settings: dict[str, Any] = {
+        "learning_rate": 1e-3, "buffer_size": 1_000_000, "learning_starts": 5000, "batch_size": 256, "tau": 0.005,
+        "gamma": 0.99, "train_freq": 1, "gradient_steps": 1, "seed": seed, "policy_kwargs": {"net_arch": [256, 256]}}
+    if algorithm == "td3":
+        count = env.action_space.shape[0]
+        settings["action_noise"] = NormalActionNoise(numpy.zeros(count), 0.1 * numpy.ones(count))
+    model = {"sac": SAC, "td3": TD3}[algorithm]("MlpPolicy", env, **settings)
+    model.learn(steps)
+    returns = [episode["r"] for episode in model.ep_info_buffer]
+    return {"env_steps": model.num_timesteps, "updates": model._n_updates, "return_mean": float(numpy.mean(returns)),
+            "versions": {package: importlib.metadata.version(package) for package in ("sbx-rl", "jax")}}
+
+
+def measured(command: list[str], env: dict[str, str]) -> tuple[dict[str, Any], float, float]:
+    """Run a command; return the JSON object on its last line, and its processor time and its duration in seconds.
+
+    Processes whose parent has ended become children of this process, so their times are counted, too.
+    """
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    duration = time.perf_counter() - start
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (json.loads(done.stdout.splitlines()[-1]),
+            after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime, duration)
+
+
+def run(case: str, variant: str, seed: int, cache: str | None, sbx_python: str | None) -> dict[str, Any]:
+    """Measure one run in a process of its own; `cache` is the directory of compiled code, None for an empty one."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+               "TORCHINDUCTOR_CACHE_DIR": cache or f"{folder}/cache", "JAX_PLATFORMS": "cpu",
+               "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+        python = sbx_python if variant == SBX and sbx_python else sys.executable
+        load = os.getloadavg()[0]
+        found, cpu_s, seconds = measured(
+            [python, "-W", "ignore", __file__, "--child", case, variant, str(seed), folder], env)
+    return {"case": case, "variant": variant, "seed": seed, "cpu_s": round(cpu_s, 2), "seconds": round(seconds, 1),
+            "load": round(load, 1), **found}
+
+
+def main() -> None:
+    """Parse the command line, measure the runs, and print their results."""
+    if sys.argv[1:2] == ["--child"]:
+        case, variant, seed, folder = sys.argv[2:]
+        found = sbx(case, int(seed)) if variant == SBX else ours(case, variant, int(seed), folder)
+        print("\n" + json.dumps(found), flush=True)
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--variants", nargs="+", choices=[*OPTIONS, SBX], default=list(OPTIONS))
+    parser.add_argument("--pairs", type=int, default=1, help="number of rounds, each with its own seed")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--cache", choices=["cold", "warm"], default="cold")
+    parser.add_argument("--sbx-python", help="interpreter with sbx-rl, needed for the variant sbx")
+    parser.add_argument("--out", type=Path, help="file to which each line is appended")
+    options = parser.parse_args()
+    if SBX in options.variants and options.sbx_python is None:
+        parser.error("the variant sbx needs --sbx-python")
+    with tempfile.TemporaryDirectory() as shared:
+        caches = {variant: f"{shared}/{variant}" if options.cache == "warm" else None for variant in options.variants}
+        for case in options.cases:
+            if options.cache == "warm":
+                for variant in options.variants:
+                    run(case, variant, options.first_seed, caches[variant], options.sbx_python)
+            for pair in range(options.pairs):
+                for variant in options.variants if pair % 2 == 0 else options.variants[::-1]:
+                    found = run(case, variant, options.first_seed + pair, caches[variant], options.sbx_python)
+                    line = json.dumps({**origin(), "cache": options.cache, **found})
+                    print(line, flush=True)
+                    if options.out is not None:
+                        with options.out.open("a", encoding="utf-8") as file:
+                            file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
