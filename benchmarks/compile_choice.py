@@ -6,9 +6,14 @@
 A run is one process, from its start to its end: imports, compilation, training and the reading of results. Its time is
 the processor time of the process and of all processes that descend from it. The runs of a case take turns, and the
 order changes with each round. `train` gets nothing but the algorithm, the environment, the number of env steps and a
-seed. SBX gets the same settings as the presets of this library (networks, batch size, learning rates, one update per
-env step), and one thread. With `--cache cold`, each run begins without compiled code. With `--cache warm`, each
-variant is run once before the first round, which is not measured, and the runs then use the code that it has compiled.
+seed. SBX gets the settings of this library's presets for MuJoCo that matter for the time (networks, batch size, one
+update per env step, random actions in the first 5,000 env steps), and one thread. With `--cache cold`, each run begins
+without compiled code. With `--cache warm`, each variant is run once before the first round, which is not measured, and
+the runs then use the code that it has compiled.
+
+With `--until STEPS`, runs stop early, although their `target_steps` stay the same. The time of a whole run is then
+estimated: the time of the stopped run, and for each missing env step the time of an env step in the last quarter of the
+stopped run. Choose a number of steps whose last three quarters contain no compilation and no random actions.
 
 The script prints one line of JSON per run, and appends it to the file `--out`, if it is given. It asserts nothing.
 """
@@ -45,20 +50,54 @@ _SUBREAPER = 36
 """Number of the option PR_SET_CHILD_SUBREAPER of prctl."""
 
 
-def ours(case: str, variant: str, seed: int, folder: str) -> dict[str, Any]:
+class Marks:
+    """The processor time of this process at three quarters of a number of env steps, and at this number.
+
+    Args:
+        until: The number of env steps.
+    """
+
+    def __init__(self, until: int) -> None:
+        self._due = [until * 3 // 4, until]
+        self._found: list[tuple[int, float]] = []
+
+    def reach(self, env_steps: int) -> bool:
+        """Note the time if a mark has been reached, and return whether it is the last one."""
+        if env_steps >= self._due[len(self._found)]:
+            self._found.append((env_steps, time.process_time()))
+        return len(self._found) == len(self._due)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the seconds per env step between the marks, and the env steps at the last mark; {} if not reached."""
+        if len(self._found) < len(self._due):
+            return {}
+        (first, start), (last, end) = self._found
+        return {"s_per_step": (end - start) / (last - first), "stopped_at": last}
+
+
+def ours(case: str, variant: str, seed: int, until: int, folder: str) -> dict[str, Any]:
     """Train by this library, and return the choice of the run and its figures."""
     import pytorchrl
+    from pytorchrl.callbacks import Callback
 
     algorithm, env, steps = CASES[case]
+    marks = Marks(until)
+
+    class Stop(Callback):
+        def on_step(self, run: pytorchrl.Learner, info: dict[str, float]) -> None:
+            if marks.reach(run.env_steps):
+                run.request_stop("the benchmark has measured enough")
+
+    options: dict[str, Any] = {**OPTIONS[variant], **({"callbacks": [Stop()]} if until else {})}
     agent = pytorchrl.train(algorithm, env, target_steps=steps, seed=seed, log_dir=f"{folder}/run", progress=False,
-                            **OPTIONS[variant])
+                            **options)
     started = json.loads(Path(folder, "run", "run.json").read_text(encoding="utf-8"))
     return {"is_compiled": started["agent"]["algo_factory"]["options"]["compile"],
             "env_steps": agent.summary["env_steps"], "updates": agent.summary["updates"],
-            "return_mean": agent.return_mean}
+            "return_mean": agent.return_mean, **marks.figures()}
 
 
-def sbx(case: str, seed: int) -> dict[str, Any]:
+def sbx(case: str, seed: int, until: int) -> dict[str, Any]:
     """Train SAC or TD3 by SBX, with the settings of this library's preset for MuJoCo."""
     import importlib.metadata
 
@@ -66,8 +105,15 @@ def sbx(case: str, seed: int) -> dict[str, Any]:
     import numpy
     import torch  # type: ignore[import-not-found,unused-ignore]
     from sbx import SAC, TD3
+    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.noise import NormalActionNoise
+
+    marks = Marks(until)
+
+    class Stop(BaseCallback):  # type: ignore[misc,unused-ignore]
+        def _on_step(self) -> bool:
+            return not (until and marks.reach(self.num_timesteps))
 
     torch.set_num_threads(1)
     algorithm, name, steps = CASES[case]
@@ -79,10 +125,11 @@ def sbx(case: str, seed: int) -> dict[str, Any]:
         count = env.action_space.shape[0]
         settings["action_noise"] = NormalActionNoise(numpy.zeros(count), 0.1 * numpy.ones(count))
     model = {"sac": SAC, "td3": TD3}[algorithm]("MlpPolicy", env, **settings)
-    model.learn(steps)
+    model.learn(steps, callback=Stop())
     returns = [episode["r"] for episode in model.ep_info_buffer]
     return {"env_steps": model.num_timesteps, "updates": model._n_updates, "return_mean": float(numpy.mean(returns)),
-            "versions": {package: importlib.metadata.version(package) for package in ("sbx-rl", "jax")}}
+            "versions": {package: importlib.metadata.version(package) for package in ("sbx-rl", "jax")},
+            **marks.figures()}
 
 
 def measured(command: list[str], env: dict[str, str]) -> tuple[dict[str, Any], float, float]:
@@ -102,7 +149,7 @@ def measured(command: list[str], env: dict[str, str]) -> tuple[dict[str, Any], f
             after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime, duration)
 
 
-def run(case: str, variant: str, seed: int, cache: str | None, sbx_python: str | None) -> dict[str, Any]:
+def run(case: str, variant: str, seed: int, until: int, cache: str | None, sbx_python: str | None) -> dict[str, Any]:
     """Measure one run in a process of its own; `cache` is the directory of compiled code, None for an empty one."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
@@ -111,7 +158,9 @@ def run(case: str, variant: str, seed: int, cache: str | None, sbx_python: str |
         python = sbx_python if variant == SBX and sbx_python else sys.executable
         load = os.getloadavg()[0]
         found, cpu_s, seconds = measured(
-            [python, "-W", "ignore", __file__, "--child", case, variant, str(seed), folder], env)
+            [python, "-W", "ignore", __file__, "--child", case, variant, str(seed), str(until), folder], env)
+    missing = CASES[case][2] - found["stopped_at"] if "stopped_at" in found else 0
+    found["whole_cpu_s"] = round(cpu_s + missing * found.get("s_per_step", 0.0), 2)
     return {"case": case, "variant": variant, "seed": seed, "cpu_s": round(cpu_s, 2), "seconds": round(seconds, 1),
             "load": round(load, 1), **found}
 
@@ -119,8 +168,9 @@ def run(case: str, variant: str, seed: int, cache: str | None, sbx_python: str |
 def main() -> None:
     """Parse the command line, measure the runs, and print their results."""
     if sys.argv[1:2] == ["--child"]:
-        case, variant, seed, folder = sys.argv[2:]
-        found = sbx(case, int(seed)) if variant == SBX else ours(case, variant, int(seed), folder)
+        case, variant, seed, until, folder = sys.argv[2:]
+        found = (sbx(case, int(seed), int(until)) if variant == SBX
+                 else ours(case, variant, int(seed), int(until), folder))
         print("\n" + json.dumps(found), flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,6 +178,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=[*OPTIONS, SBX], default=list(OPTIONS))
     parser.add_argument("--pairs", type=int, default=1, help="number of rounds, each with its own seed")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--until", type=int, default=0, help="env steps after which runs stop; 0: they do not")
     parser.add_argument("--cache", choices=["cold", "warm"], default="cold")
     parser.add_argument("--sbx-python", help="interpreter with sbx-rl, needed for the variant sbx")
     parser.add_argument("--out", type=Path, help="file to which each line is appended")
@@ -139,10 +190,11 @@ def main() -> None:
         for case in options.cases:
             if options.cache == "warm":
                 for variant in options.variants:
-                    run(case, variant, options.first_seed, caches[variant], options.sbx_python)
+                    run(case, variant, options.first_seed, options.until, caches[variant], options.sbx_python)
             for pair in range(options.pairs):
                 for variant in options.variants if pair % 2 == 0 else options.variants[::-1]:
-                    found = run(case, variant, options.first_seed + pair, caches[variant], options.sbx_python)
+                    found = run(case, variant, options.first_seed + pair, options.until, caches[variant],
+                                options.sbx_python)
                     line = json.dumps({**origin(), "cache": options.cache, **found})
                     print(line, flush=True)
                     if options.out is not None:

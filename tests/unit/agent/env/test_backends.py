@@ -270,12 +270,12 @@ class Boxed(Informed):
             "b": gym.spaces.Tuple([gym.spaces.MultiBinary(3), gym.spaces.Dict({"c": gym.spaces.Box(-9, 9, ())})])})
 
     def reset(self, **kwargs):
-        return self._observation(np.zeros(3, np.float32)), super().reset(**kwargs)[1]
+        return self._nested(np.zeros(3, np.float32)), super().reset(**kwargs)[1]
 
     def step(self, action):
-        return self._observation(action), *super().step(action)[1:]
+        return self._nested(action), *super().step(action)[1:]
 
-    def _observation(self, action):
+    def _nested(self, action):
         return {"b": [action > 0, {"c": float(action[1])}], 7: self._t % 5, "a": action}
 
 
