@@ -107,7 +107,7 @@ def _provenance(name: str) -> str:
         return ""
     record = json.loads(path.read_text(encoding="utf-8"))
     return (f"The results are in [{path.name}]({path.name}); `{record['command']}` measured them in "
-            f"{record['seconds'] / 60:.0f} minutes ({record['machine']}).")
+            f"{record['core_seconds'] / 60:.1f} minutes of one core ({record['machine']}).")
 
 
 def _outputs_of(code: str, scope: dict[str, Any]) -> Iterator[Any]:
