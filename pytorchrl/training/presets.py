@@ -174,8 +174,8 @@ _of_kind("a2c", "box2d", "vectors")
 _of_kind("sac", "atari", "vectors", start_steps=5000)
 _of_kind("dqn", "atari", "vectors", _EXPLORATION, start_steps=1000, epsilon_steps=20_000)
 _presets |= {
-    # 10 epochs, as for continuous actions, and a minibatch for each environment. With the 4 epochs of 4 minibatches that
-    # suit millions of steps, a run of 200,000 steps would make only 3,000 updates.
+    # 10 epochs, as for continuous actions, and a minibatch for each environment. With the 4 epochs of 4 minibatches
+    # that suit millions of steps, a run of 200,000 steps would make only 3,000 updates.
     ("ppo", "vectors"): {"num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 8},
     ("impala", "vectors"): {"num_envs": 8, "num_steps": 32, "train_batch_size": None},
     ("appo", "vectors"): {"num_envs": 8, "num_steps": 64},
