@@ -12,6 +12,7 @@ from torch import nn
 
 import pytorchrl
 from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.callbacks import SaveBestModel
 from pytorchrl.envs.testing import MatchingGame
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.tensors import acting_state_of, read_sealed
@@ -58,6 +59,11 @@ class Net(nn.Module):
         return self.layers(x.flatten(0, -2)).view(*x.shape[:-1], 6)
 
 
+def seeds_of_evaluation(agent, seed):
+    """Return the seeds of the two environments of an evaluation."""
+    return agent.agent.play_envs(mode="test", seed=derive_seed(seed, Stream.EVALUATION, 1)).seeds[:2]
+
+
 @pytest.mark.parametrize(("algorithm", "options"), [
     ("ppo", ON_POLICY), ("ppo", ON_POLICY | {"recurrent_net": "gru"}), ("dqn", REPLAY),
     ("sac", REPLAY | {"env_kwargs": {"is_continuous": True}}),
@@ -66,19 +72,26 @@ class Net(nn.Module):
     ("appo", ALL | {"num_steps": 8, "num_col_workers": 2, "col_communication": "asynchronous", "runtime": "simulated",
                     "inference": "central"}),
     ("dqn", REPLAY | {"num_col_workers": 2, "col_communication": "asynchronous", "runtime": "simulated"}),
+    ("dqn", REPLAY | {"num_col_workers": 2, "runtime": "threads"}),
+    ("r2d2", REPLAY | {"num_steps": 8, "recurrent_net": "gru", "length": 8, "burn_in": 0, "period": 8}),
+    pytest.param("ppo", ON_POLICY | {"num_col_workers": 2, "runtime": "processes"}, marks=pytest.mark.thorough),
     pytest.param("sac", REPLAY | {"env_kwargs": {"is_continuous": True}, "num_col_workers": 2, "runtime": "processes"},
                  marks=pytest.mark.thorough),
+    *(pytest.param(algorithm, options | {"num_col_workers": 2, "runtime": "ray"},
+                   marks=[pytest.mark.ray, pytest.mark.thorough])
+      for algorithm, options in (("ppo", ON_POLICY), ("dqn", REPLAY))),
 ], ids=lambda value: value if isinstance(value, str) else "-".join(map(str, list(value.values())[8:])))
 @pytest.mark.filterwarnings("ignore:.*stay in evaluation mode")
-def test_evaluate_and_act_and_the_exported_policy_agree(algorithm, options):
+def test_evaluate_and_act_and_the_exported_policy_agree(algorithm, options, request):
+    if options.get("runtime") == "ray":
+        request.getfixturevalue("shared_ray")
     options = {"env_kwargs": {"is_continuous": False}, **options}
     agent = pytorchrl.train(algorithm, Steps, feature_extractor=Net, **options)
     recurrent = "recurrent_net" in options
     first = agent.evaluate(2, seed=5).returns
     assert agent.evaluate(2, seed=5).returns == first, "the same episodes have the same returns"
-    seeds = agent.agent.play_envs(mode="test", seed=derive_seed(5, Stream.EVALUATION, 1)).seeds[:2]
     policy = agent.policy
-    for seed, expected in zip(seeds, first, strict=True):
+    for seed, expected in zip(seeds_of_evaluation(agent, 5), first, strict=True):
         env, total, memory, state, over = Steps(**options["env_kwargs"]), 0.0, None, None, False
         obs, _ = env.reset(seed=seed)
         while not over:
@@ -92,7 +105,7 @@ def test_evaluate_and_act_and_the_exported_policy_agree(algorithm, options):
         assert total == pytest.approx(expected, abs=1e-4)
     moments = {name: value for name, value in policy.state_dict().items() if "running_mean" in name}
     assert moments
-    learns = algorithm in ("dqn", "sac", "td3")
+    learns = algorithm in ("dqn", "r2d2", "sac", "td3")
     assert all(bool(value.any()) == learns for value in moments.values()), "moments travel with the weights"
 
 
@@ -101,17 +114,53 @@ def test_evaluate_and_act_and_the_exported_policy_agree(algorithm, options):
 def test_several_policies_play_the_same_episodes_twice(algorithm):
     options = ON_POLICY if algorithm == "ppo" else REPLAY
     agent = pytorchrl.train(algorithm, MatchingGame, feature_extractor=Net, policies="independent", **options)
-    assert agent.evaluate(4, seed=5).returns == agent.evaluate(4, seed=5).returns
+    first = agent.evaluate(2, seed=5).returns
+    assert agent.evaluate(2, seed=5).returns == first
+    for seed, expected in zip(seeds_of_evaluation(agent, 5), first, strict=True):
+        game, total = MatchingGame(), 0.0
+        obs, _ = game.reset(seed=seed)
+        while game.agents:
+            actions = agent.act(obs)
+            assert actions == {name: int(agent.policy[name](torch.from_numpy(own)[None])) for name, own in obs.items()}
+            obs, rewards, *_ = game.step(actions)
+            total += sum(rewards.values())
+        assert total == expected
 
 
-def test_the_best_model_has_the_moments(tmp_path):
-    pytorchrl.train("dqn", Steps, feature_extractor=Net, log_dir=tmp_path, eval_every=40, eval_episodes=2,
-                    tensorboard=False, callbacks=[pytorchrl.callbacks.SaveBestModel()], **REPLAY)
+class Evaluated(SaveBestModel):
+    """Callback that also keeps the return of the best evaluation."""
+
+    best = -np.inf
+
+    def on_evaluation(self, learner, evaluation):
+        super().on_evaluation(learner, evaluation)
+        self.best = max(self.best, evaluation.return_mean)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.filterwarnings("ignore:.*stay in evaluation mode")
+def test_the_best_model_plays_the_episodes_of_its_evaluation(algorithm, tmp_path):
+    callback, options = Evaluated(), ON_POLICY if algorithm == "ppo" else REPLAY
+    pytorchrl.train(algorithm, Steps, feature_extractor=Net, log_dir=tmp_path, eval_every=96, eval_episodes=2,
+                    tensorboard=False, callbacks=[callback], **options)
     state = acting_state_of(read_sealed(tmp_path / "best.pt", "model"), "best")
-    assert any("running_mean" in name and value.any() for name, value in state.items())
+    assert any("running_mean" in name and value.any() for name, value in state.items()) == (algorithm == "dqn")
+    assert pytorchrl.load(tmp_path, model="best").evaluate(2).return_mean == pytest.approx(callback.best, abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"recurrent_net": "lstm"}, {"shared_policy_value_network": True}], ids=str)
+@pytest.mark.thorough
+@pytest.mark.parametrize("to", ["torch", "safetensors"])
+def test_exported_files_act_in_evaluation_mode(to, tmp_path):
+    """The export compares the actions of the file with those of the agent for each observation, and raises."""
+    agent = pytorchrl.train("dqn", Steps, feature_extractor=Net, **REPLAY)
+    (exported,) = agent.export(tmp_path / "policy", to=to, checks=64)
+    assert exported.path.exists()
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"recurrent_net": "lstm"}, {"shared_policy_value_network": True}, {"num_col_workers": 2, "runtime": "threads"},
+    {"num_col_workers": 2, "runtime": "simulated", "col_communication": "asynchronous", "inference": "central"}],
+    ids=lambda options: "-".join(map(str, options.values())) or "central")
 def test_without_a_change_of_the_weights_ppo_has_no_divergence(options):
     seen = []
 
