@@ -71,38 +71,39 @@ def wait_for_end_of(threads, patience_s=2.0):
 
 
 @pytest.fixture
-def make_scheme():
-    """Return a function that makes schemes on threads; all of them are stopped after the test."""
+def stopped():
+    """Return a function that returns the given scheme, which is stopped after the test."""
     schemes = []
 
-    def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, hidden=(8,),
-             envs=None, actor=None, test_envs=None, **settings):
-        envs = envs or VecEnv.create_factory(env_fn, env_kwargs, num_envs)
-        scheme = Scheme(
-            algo or PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3),
-            actor or OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=hidden),
-            storage.create_factory(size), envs, test_envs, **({"runtime": "threads", "seed": 1} | settings))
+    def keep(scheme):
         schemes.append(scheme)
         return scheme
-    yield make
+    yield keep
     for scheme in schemes:
         scheme.stop()
 
 
 @pytest.fixture
-def make_replay_scheme():
+def make_scheme(stopped):
+    """Return a function that makes schemes on threads; all of them are stopped after the test."""
+    def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, hidden=(8,),
+             envs=None, actor=None, test_envs=None, **settings):
+        envs = envs or VecEnv.create_factory(env_fn, env_kwargs, num_envs)
+        return stopped(Scheme(
+            algo or PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3),
+            actor or OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=hidden),
+            storage.create_factory(size), envs, test_envs, **({"runtime": "threads", "seed": 1} | settings)))
+    return make
+
+
+@pytest.fixture
+def make_replay_scheme(stopped):
     """Return a function that makes simulated schemes from options of the synthetic agent and settings of the scheme.
 
     All schemes are stopped after the test.
     """
-    schemes = []
-
-    def make(agent, **settings):
-        schemes.append(Scheme(*synthetic_agent(**agent), **({"seed": 1, "runtime": "simulated"} | settings)))
-        return schemes[-1]
-    yield make
-    for scheme in schemes:
-        scheme.stop()
+    return lambda agent, **settings: stopped(
+        Scheme(*synthetic_agent(**agent), **({"seed": 1, "runtime": "simulated"} | settings)))
 
 
 @pytest.fixture

@@ -59,17 +59,12 @@ def agent_of(kind, **options):
 
 
 @pytest.fixture
-def make():
+def make(stopped):
     """Return a function that makes schemes; all are stopped after the test."""
-    schemes = []
-
     def make_(kind="ppo", mixed_precision="auto", *, options=None, **settings):
-        schemes.append(Scheme(*agent_of(kind, mixed_precision=mixed_precision, **options or {}),
+        return stopped(Scheme(*agent_of(kind, mixed_precision=mixed_precision, **options or {}),
                               **{"runtime": "threads", "seed": 1} | settings))
-        return schemes[-1]
-    yield make_
-    for scheme in schemes:
-        scheme.stop()
+    return make_
 
 
 def parameters_after(scheme, updates):

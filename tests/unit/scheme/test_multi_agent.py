@@ -38,10 +38,8 @@ def dqn(**options):
 
 
 @pytest.fixture
-def make_multi():
+def make_multi(stopped):
     """Return a function that makes simulated schemes of several policies; all are stopped after the test."""
-    schemes = []
-
     def make(algo=None, storage=None, *, actor=None, env_fn=ChangingAgents, policy_of=POLICY_OF, num_envs=2,
              preset=Scheme, test=False, env_kwargs=None, **settings):
         envs = MultiAgentVecEnv.create_factory(env_fn, env_kwargs, num_envs, policy_of=policy_of)
@@ -49,13 +47,9 @@ def make_multi():
         is_replay = getattr(algo, "cls", None) is DQN
         actor = actor or (functools.partial(QActor.create_factory, hidden_sizes=(8,)) if is_replay else SMALL)
         default = PERBuffer.create_factory(60, rollout_size=6) if is_replay else GAEBuffer.create_factory(6)
-        scheme = preset(*multi_agent(envs, algo, actor, storage or default), envs, envs if test else None,
-                        **{"runtime": "simulated", "seed": 1, **settings})
-        schemes.append(scheme)
-        return scheme
-    yield make
-    for scheme in schemes:
-        scheme.stop()
+        return stopped(preset(*multi_agent(envs, algo, actor, storage or default), envs, envs if test else None,
+                              **{"runtime": "simulated", "seed": 1, **settings}))
+    return make
 
 
 def make_updates(scheme, count):

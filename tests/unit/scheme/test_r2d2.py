@@ -26,14 +26,14 @@ class Watched(R2D2):
 
 
 @pytest.fixture
-def make_r2d2():
+def make_r2d2(stopped):
     """Return a function that makes a scheme from settings; all schemes are stopped after the test."""
-    schemes, Watched.seen = [], []
+    Watched.seen = []
 
     def make(size=2000, env_kwargs=None, storage=None, algo=None, num_envs=2, **settings):
         envs = VecEnv.create_factory(CountingEnv, {"episode_length": 14, "truncate": True, **(env_kwargs or {})},
                                      num_envs)
-        schemes.append(Scheme(
+        return stopped(Scheme(
             Watched.create_factory(**{"start_steps": 100, "mini_batch_size": 8, "update_every": 16, "num_updates": 1,
                                       "lr": 1e-3,
                                       **(algo or {})}),
@@ -43,10 +43,7 @@ def make_r2d2():
                 "rollout_size": 4, "length": LENGTH, "burn_in": BURN_IN, "period": 2, "n_step": N_STEP,
                 **(storage or {})}),
             envs, **{"seed": 1, "runtime": "simulated", **settings}))
-        return schemes[-1]
-    yield make
-    for scheme in schemes:
-        scheme.stop()
+    return make
 
 
 def make_updates(scheme, count):

@@ -63,16 +63,11 @@ def make_agent(size=600, storage=RolloutSequenceBuffer, envs=None, **algo):
 
 
 @pytest.fixture
-def make():
+def make(stopped):
     """Return a function that makes a scheme from settings; all schemes are stopped after the test."""
-    schemes, Watched.seen = [], []
-
-    def make_(agent=None, **settings):
-        schemes.append(Scheme(*(agent or make_agent()), **{"seed": 1, "runtime": "simulated"} | settings))
-        return schemes[-1]
-    yield make_
-    for scheme in schemes:
-        scheme.stop()
+    Watched.seen = []
+    return lambda agent=None, **settings: stopped(
+        Scheme(*(agent or make_agent()), **{"seed": 1, "runtime": "simulated"} | settings))
 
 
 def make_updates(scheme, count):

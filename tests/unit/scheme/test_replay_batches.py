@@ -27,21 +27,16 @@ def make_level(make_replay_scheme):
 
 
 @pytest.fixture
-def make_impala():
+def make_impala(stopped):
     """Return a function that makes a simulated scheme of a small IMPALA agent with replay shards."""
-    schemes = []
-
     def make(algo=None, **settings):
         envs = VecEnv.create_factory(CountingEnv, None, 2)
-        schemes.append(Scheme(
+        return stopped(Scheme(
             algo or IMPALA.create_factory(),
             OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
             VTraceBuffer.create_factory(8), envs,
             **{"runtime": "simulated", "seed": 1, **LEVEL, "train_batch_size": 32, **settings}))
-        return schemes[-1]
-    yield make
-    for scheme in schemes:
-        scheme.stop()
+    return make
 
 
 def make_updates(scheme, count):
