@@ -40,6 +40,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from results import CORES as NUM_CORES
 from results import print_result
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -147,7 +148,7 @@ def main() -> None:
         import ray
 
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
-    result: dict[str, Any] = {"task": "learner_feed", "runtime": options.runtime, "cores": os.cpu_count(),
+    result: dict[str, Any] = {"task": "learner_feed", "runtime": options.runtime, "cores": NUM_CORES,
                               "pinned": options.pin, "unit": "updates per second"}
     for name, kind in KINDS.items():
         if options.only not in (None, name):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from pytorchrl.support.cores import usable_cores
+
+CORES = usable_cores()
+"""Number of usable CPU cores, before a benchmark binds its threads to some of them."""
 
 
 @functools.cache
@@ -19,7 +23,7 @@ def origin() -> dict[str, Any]:
     described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"], text=True,
                                capture_output=True, check=False, cwd=Path(__file__).parent)
     return {"commit": described.stdout.strip() or None,
-            "machine": {"processor": _processor(), "cores": os.cpu_count(),
+            "machine": {"processor": _processor(), "cores": CORES,
                         "python": platform.python_version(), "torch": version("torch")}}
 
 
