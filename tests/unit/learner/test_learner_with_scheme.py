@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, linear
+from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, linear, train
 from pytorchrl.errors import ConfigError, StoppedError
 
 
@@ -21,6 +21,15 @@ def make_learner(tmp_path):
             GAEBuffer.create_factory(size=32), envs, test_envs_factory, **{"seed": 1, **(scheme or {})})
         return Learner(built, target_steps, tmp_path / "run", **{"progress": False, "tensorboard": False, **options})
     return make
+
+
+@pytest.mark.parametrize("preset", ["impala", "appo"])
+def test_the_env_steps_of_an_asynchronous_run_are_those_that_it_used(preset):
+    summary = train(preset, "CartPole-v1", preset=preset, num_col_workers=2, runtime="simulated", seed=1,
+                    target_steps=1500, progress=False).summary
+    ledger = summary["ledger"]
+    assert 1500 <= summary["env_steps"] == ledger["consumed_unique"]
+    assert ledger["collected"] == summary["env_steps"] + sum(ledger["dropped"].values())
 
 
 def test_a_synchronous_run_uses_all_that_it_collects(make_learner):

@@ -212,7 +212,7 @@ ELSEWHERE = {
     "from the standard input": "agent/env/test_main_guard.py::test_a_script_with_guard_trains",
     "move the training code into a function": "agent/env/test_main_guard.py::test_a_script_with_guard_trains",
     "set on_env_error='restart' to restart environments":
-        "agent/env/test_first_episodes.py::test_an_error_before_the_end_of_the_first_episode_ends_the_run",
+        "agent/env/test_first_episodes.py::test_the_remedy_restarts_environments_in_their_first_episode",
     "would leave no trainable policy": "agent/multi/test_algorithm.py::test_policies_that_do_not_learn_still_act",
     "appeared after the first reset":
         "agent/multi/test_env.py::test_masks_of_agents_that_appear_later_exist_from_the_start",

@@ -44,10 +44,6 @@ def test_an_error_before_the_end_of_the_first_episode_ends_the_run(backend, at, 
         step(envs, at)
     envs.close()
     assert "restarted" not in caplog.text
-    envs = VecEnv.create_factory(Failing, {"at": (2,)}, 2, backend=backend, on_env_error="restart")(seed=1)
-    step(envs, 2)
-    envs.close()
-    assert envs.num_restarts
 
 
 def test_the_remedy_restarts_environments_in_their_first_episode():
