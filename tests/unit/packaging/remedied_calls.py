@@ -22,6 +22,7 @@ from pytorchrl.analysis.curves import on_grid
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import PyTorchRLError
+from pytorchrl.monitor.board import Board
 from pytorchrl.scheme import CWorkerSet, GWorkerSet, SynchronousCollection
 from pytorchrl.scheme.transport.codecs import register_codec
 from pytorchrl.training.configuration import load_config, load_sweep
@@ -29,7 +30,7 @@ from tests.unit.learner.small_agents import agent_of
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "target_steps": 32, "progress": False,
         "seed": 1, "hidden_sizes": (4,)}
-CARTPOLE = "CartPole-v1"
+CARTPOLE, NAME = "CartPole-v1", "tests.unit.packaging.remedied_envs"
 BOX, TWO = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2)
 ZEROS = np.zeros(2, np.float32)
 
@@ -170,6 +171,28 @@ def changed_team(name, value):
         built.update_algorithm_parameter(name, value)
     finally:
         built.stop()
+
+
+def at_team(function):
+    """Call a function with the gradient worker of a started scheme of two policies."""
+    built = prl.Scheme(*team(), team_envs(), seed=1)
+    try:
+        function(built.start().local_worker)
+    finally:
+        built.stop()
+
+
+def continued(**options):
+    """Load the state of APPO with a target network into one with other options."""
+    states = [prl.APPO.create_factory(**own)(device="cpu", actor=actor_of()(device="cpu", seed=0), seed=0)
+              for own in ({"target_network": True}, options)]
+    states[1].load_state_dict(states[0].state_dict())
+
+
+def two_boards(folder, port=0):
+    """Serve a directory of runs on two ports; `port` is added to that of the first one."""
+    with Board(folder) as first, Board(folder, first.server_port if port is None else port):
+        pass
 
 
 class OwnPolicy(prl.QActor):
@@ -395,6 +418,7 @@ def file_calls(folder):
          or play(CountingEnv, {"log_dir": folder}),
          lambda: play(CountingEnv, {"log_dir": folder / "monitors"}),
          lambda: play(CountingEnv, {"log_dir": folder, "info_keywords": ("x",)})),
+        (lambda: two_boards(folder, None), lambda: two_boards(folder)),
         # Models
         (lambda: load_into(folder, {"hidden_sizes": (9,)}), lambda: load_into(folder, {})),
         (lambda: load_into(folder, {}, normalize_obs=True),
@@ -454,7 +478,8 @@ def calls(folder):
         (closed, play),
         (lambda: closed(env_timeout_s=60.0), lambda: play(CountingEnv, {"env_timeout_s": 60.0})),
         (lambda: play("Unknown-v0"), lambda: play(CountingEnv),
-         lambda: play("tests.unit.packaging.remedied_envs:Known-v0")),
+         lambda: play(f"{NAME}:Known-v0")),
+        (lambda: prl.train("ppo", "nowhere:Known-v0", **TINY), lambda: prl.train("ppo", f"{NAME}:Known-v0", **TINY)),
         (lambda: make_factory(CARTPOLE, policy_of="shared"), lambda: make_factory(CARTPOLE)),
         # Options of environments
         (lambda: play(CountingEnv, {"backend": "vector"}), lambda: play(CountingEnv, {"backend": "sync"})),
@@ -530,6 +555,9 @@ def calls(folder):
         (lambda: game(agents={"a": ("agent_0",)}), game),
         (lambda: game(NoReward), game),
         (lambda: prl.Scheme(*team(), envs_of()), lambda: prl.Scheme(*team(), team_envs())),
+        (lambda: at_team(lambda worker: worker.compute_gradients({"obs": torch.zeros(1)}, False)),
+         lambda: at_team(lambda worker: worker.compute_gradients(worker.get_data(), False))),
+        (lambda: make_factory(NAME, frame_stack=2), lambda: make_factory(NAME)),
         # Actors
         (lambda: act_with(raw_spaces=None), act_with),
         (lambda: policy_of(OwnPolicy), lambda: policy_of(prl.QActor)),
@@ -555,6 +583,7 @@ def calls(folder):
                                           dataclass=dataclass(frozen=True, kw_only=True))),
         (lambda: prl.train(Algorithm, CountingEnv, **TINY),
          lambda: prl.train(prl.PPO, CountingEnv, **TINY)),
+        (continued, lambda: continued(target_network=True)),
         # Storages
         (lambda: prl.SequenceBuffer.create_factory(1000, length=4, period=9),
          lambda: prl.SequenceBuffer.create_factory(1000, length=4, period=4)),

@@ -302,16 +302,13 @@ NOT_EXECUTED = {
         "add a machine, request less"),
         "needs another machine, cluster or package"),
     **dict.fromkeys((
-        "raise queue_timeout_s", "correct its decode function",
-        "lower lr or max_grad_norm", "changes parameters outside apply_gradients", "must not call sys.exit()",
+        "raise queue_timeout_s", "correct its decode function", "lower lr or max_grad_norm",
+        "changes parameters outside apply_gradients", "must not call sys.exit()", "call join_group() first",
         "returned rewards of agents that did not act", "start threads with Runtime.start_thread",
-        "set these options to the same values", "call join_group() first", "use ReplayBuffer instead",
-        "take the batch of get_data()", "no update has been made yet", "choose another --port",
-        "export it to torch or onnx",
-        "have different agents", "use layer normalization or normalize_obs=True", "remove it and set normalize_",
-        "film the trained agent", "the directory of the videos", "give only one of the two", "remove [sweep]",
-        "--watch needs a terminal", "from the folder that contains the module", "define it at the top of a module",
-        "use only options of MultiAgentVecEnv", "return one flag for each action", "build a new environment"),
+        "use ReplayBuffer instead", "no update has been made yet", "export it to torch or onnx", "have different agents",
+        "use layer normalization or normalize_obs=True", "remove it and set normalize_", "film the trained agent",
+        "the directory of the videos", "give only one of the two", "remove [sweep]", "--watch needs a terminal",
+        "define it at the top of a module", "return one flag for each action", "build a new environment"),
         "asks for what all other tests of its subject do"),
 }
 
