@@ -1,8 +1,8 @@
 """Test that PPO learns CartPole with two gradient workers and each lossy codec, on the virtual clock.
 
 The test checks the highest mean return during training instead of the final one, in two of three seeds. Results depend
-on how the processor rounds: seed 1 with bf16 reaches 343 on one processor, seeds 1 and 3 with topk reach 362 and 391, and
-more than 400 on another one. All curves still rise at the end. A random policy has about 21.
+on how the processor rounds: on one processor, seed 1 with bf16 reaches 343, and seeds 1 and 3 with topk reach 362 and
+391; on another one, they reach more than 400. All curves still rise at the end. A random policy has about 21.
 """
 
 from __future__ import annotations
