@@ -315,6 +315,7 @@ NOT_EXECUTED = {
 
 
 @reads_source
+@pytest.mark.timeout(360)
 def test_every_remedy_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     messages = []
