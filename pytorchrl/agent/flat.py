@@ -21,7 +21,9 @@ class FlatParameters:
     data: Tensor
     """(P,) float32, the concatenated parameters, each in row-major order."""
     grad: Tensor
-    """(P,) float32, the gradients in the same order."""
+    """(P,) float32, the gradients in the same order; 0 for parameters that do not require gradients."""
+    trained: list[nn.Parameter]
+    """The parameters that required gradients when this object was built; all others keep their values."""
 
     def __init__(self, params: Iterable[nn.Parameter] | Mapping[str, nn.Parameter]) -> None:
         """Move the parameters into one vector, in the given order; a parameter that occurs twice is stored once.
@@ -45,8 +47,12 @@ class FlatParameters:
         for name, param in named.items():
             if param.dtype != torch.float32 or param.device != device:
                 raise WeightsError(
-                    f"parameter {name!r} must be float32 on {device}, got {param.dtype} on {param.device}")
+                    f"parameter {name!r} must be float32 on {device}, got {param.dtype} on {param.device}; build "
+                    "networks without .double() or .half(), and with torch.float32 as the default dtype of torch")
         self._params = named
+        self.trained = [param for param in named.values() if param.requires_grad]
+        self._frozen = None if len(self.trained) in (0, len(named)) else torch.cat(
+            [torch.full((param.numel(),), not param.requires_grad, device=device) for param in named.values()])
         self.data = torch.cat([param.detach().reshape(-1) for param in named.values()])
         self.grad = torch.zeros_like(self.data)
         data_views, grad_views = self.split(self.data), self.split(self.grad)
@@ -95,6 +101,15 @@ class FlatParameters:
         """
         self.check(vector)
         self.data.copy_(vector)
+
+    def frozen(self) -> Tensor | None:
+        """Return a copy of the scalars that are not trained; None if all or none are trained."""
+        return None if self._frozen is None else self.data[self._frozen]
+
+    def restore_frozen(self, values: Tensor | None) -> None:
+        """Copy a result of `frozen` back, because an optimizer's weight decay also changes them."""
+        if values is not None:
+            self.data[self._frozen] = values
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""

@@ -260,7 +260,9 @@ class Algorithm(Part, Updatable, ABC):
                 continue
             lr = self.parameters.get(f"lr_{name}", self.parameters.get("lr", 0.0))
             scale = 1.0 if norm <= limit else limit / (norm + 1e-6)
+            frozen = group.frozen()
             self._optimizers[name].step(group.data, gradient, lr, scale)
+            group.restore_frozen(frozen)
             suffix = f"_{name}" if len(steps) > 1 else ""
             info[f"grad_norm{suffix}"], info[f"lr{suffix}"] = norm, lr
         return info

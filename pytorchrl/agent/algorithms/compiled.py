@@ -191,8 +191,10 @@ class ReadOptions:
 
 
 def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
-    grads = torch.autograd.grad(loss, params, materialize_grads=True, retain_graph=True)
-    return torch.cat([grad.reshape(-1) for grad in grads])
+    trained = [param for param in params if param.requires_grad]
+    grads = iter(torch.autograd.grad(loss, trained, materialize_grads=True, retain_graph=True))
+    return torch.cat([(next(grads) if param.requires_grad else torch.zeros_like(param)).reshape(-1)
+                      for param in params])
 
 
 def _layout(leaves: Iterable[Tensor | None]) -> Hashable:

@@ -303,7 +303,7 @@ class ReplayAlgorithm(Algorithm):
         if recorder is not None:
             self._plans[batch.ret.shape[0], due] = recorder.shapes, self._names
         for name, loss in losses.items():
-            torch.autograd.backward(loss, inputs=self.groups[name].params)
+            torch.autograd.backward(loss, inputs=self.groups[name].trained)
         return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
                 errors.detach())
 
