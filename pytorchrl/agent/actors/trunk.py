@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -76,6 +77,10 @@ class NetworkOptions(Protocol):
         """Name of an extractor, or a callable that takes a space and returns a module."""
 
     @property
+    def normalize_obs(self) -> bool:
+        """Whether observations are normalized, except images."""
+
+    @property
     def hidden_sizes(self) -> tuple[int, ...]:
         """Units of each fully connected layer."""
 
@@ -115,7 +120,9 @@ class Trunk(nn.Module):
         self._is_plain = set(options.observation_space) == {OBS_LEAF}
         self._leaf, space = next(iter(options.observation_space.items()))
         self._leaf_ndim = len(space.shape or ())
-        self._modules_in_order = (self.extractor, self.memory)  # a tuple, because looking up a submodule is slow
+        # A tuple, because looking up a submodule is slow. Only modules of the user may have hooks.
+        self._modules_in_order = (self.extractor, self.memory)
+        self._is_custom = not isinstance(options.feature_extractor, str)
 
     def forward(
         self, obs: Obs, state: Tensor | None, done: Tensor | None, previous: Tensor | None = None,
@@ -141,7 +148,8 @@ class Trunk(nn.Module):
         if lead is not None:
             obs = {leaf: rows.flatten(0, 1) for leaf, rows in obs.items()}
             x = obs[self._leaf]
-        features = extractor.forward(x if self._is_plain else obs)
+        given = x if self._is_plain else obs
+        features = extractor(given) if self._is_custom else extractor.forward(given)
         if lead is not None:
             features = features.unflatten(0, lead)
         if memory is None:
@@ -185,6 +193,15 @@ def check_extractor(name: str | Callable[..., object], spaces: LeafSpaces) -> No
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
+    shape = space.shape or ()
+    if isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 4) and (
+            sorted(shape)[-2] >= MIN_IMAGE_SIZE):
+        remedy = ("add the axis of channels, with gymnasium.wrappers.ReshapeObservation" if len(shape) == 2 else
+                  "stack images with frame_stack, or join their channels in a wrapper")
+        warnings.warn(
+            f"leaf {leaf!r} has the shape {shape}, but an image has three axes, so it is processed by fully connected "
+            f"layers with {math.prod(shape)} inputs; if it is an image, {remedy}; if not, give "
+            "feature_extractor='mlp'", stacklevel=2)
     # Check the two longest axes, wherever they are, because an image may have its axes in an unsupported order.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
@@ -205,11 +222,8 @@ def _build_extractor(options: NetworkOptions, generator: torch.Generator) -> nn.
     chosen, spaces = options.feature_extractor, options.observation_space
     is_single = set(spaces) == {OBS_LEAF}
     if not isinstance(chosen, str):
-        module = _build_custom(chosen, spaces[OBS_LEAF] if is_single else dict(spaces), generator)
-        if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
-            raise ConfigError(
-                f"feature_extractor must return a torch module with an integer attribute out_features, got {module!r}")
-        return module
+        with global_draws(generator):
+            return _build_custom(chosen, spaces, options.normalize_obs)
 
     def build(space: gym.Space[object]) -> nn.Module:
         if chosen == "auto" and is_image(space):
@@ -224,6 +238,46 @@ def _build_extractor(options: NetworkOptions, generator: torch.Generator) -> nn.
     return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator)
 
 
-def _build_custom(build: Callable[..., object], space: object, generator: torch.Generator) -> object:
-    with global_draws(generator):
-        return build(space=space) if isinstance(build, Factory) else build(space)
+def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_obs: bool) -> nn.Module:
+    """Build an extractor of the user, and try it with one and with two observations.
+
+    The trial also gives lazy layers their sizes. It leaves the modes of the layers, and what they learn, unchanged.
+    """
+    given: object = spaces[OBS_LEAF] if set(spaces) == {OBS_LEAF} else dict(spaces)
+    module = build(space=given) if isinstance(build, Factory) else build(given)
+    if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
+        raise ConfigError(
+            f"feature_extractor must return a torch module with an integer attribute out_features, got {module!r}")
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    with torch.no_grad():
+        for rows in (1, 2):
+            _try_extractor(module, {leaf: _example(space, rows, normalize_obs) for leaf, space in spaces.items()})
+    for layer, mode in modes:
+        layer.training = mode
+    return module
+
+
+def _try_extractor(module: nn.Module, obs: dict[str, Tensor]) -> None:
+    before = {leaf: rows._version for leaf, rows in obs.items()}
+    number, shapes = len(next(iter(obs.values()))), {leaf: tuple(rows.shape) for leaf, rows in obs.items()}
+    given = f"{type(module).__name__}, the feature_extractor, was given {shapes}"
+    try:
+        features = module(obs[OBS_LEAF] if set(obs) == {OBS_LEAF} else obs)
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{given} and raised {type(error).__name__}: {error}") from error
+    size = num_features(module)
+    if not isinstance(features, Tensor) or tuple(features.shape) != (number, size):
+        found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"{given} and has out_features={size}, so it must return a tensor of shape "
+                          f"{(number, size)}, got {found}")
+    if changed := [leaf for leaf, rows in obs.items() if rows._version != before[leaf]]:
+        raise ConfigError(f"{given} and changes {', '.join(changed)} in place, which are also stored for learning; "
+                          "compute new tensors instead, such as x = x + 1 for x += 1")
+
+
+def _example(space: gym.Space[object], rows: int, normalize_obs: bool) -> Tensor:
+    """Return zeros in the form in which an extractor receives a leaf, (rows, ...)."""
+    zeros = torch.from_numpy(np.zeros((rows, *(space.shape or ())), space.dtype))
+    is_normalized = normalize_obs and isinstance(space, gym.spaces.Box) and not is_image(space)
+    return zeros.float() if is_normalized or zeros.dtype == torch.float64 else zeros
