@@ -71,20 +71,23 @@ class AppendedFile:
 
     If a line cannot be written, a warning is logged and the line is lost, but later lines can be appended. An
     incomplete last line, which a killed process left, is removed. New files have mode 0666 & ~umask, and symbolic links
-    are not followed.
+    are not followed. If somebody removes the file, a warning is logged, and a new file begins.
 
     Args:
         path: The file, created if missing.
         resumed: The `state` of the file at the checkpoint from which the run is resumed; lines that were added later
             are removed. None: all complete lines are kept.
+        header: First line of a new file; None: a new file is empty.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
         CheckpointError: The lines before the checkpoint are damaged or missing.
     """
 
-    def __init__(self, path: Path, resumed: Mapping[str, object] | None = None) -> None:
-        self._path, self._lost = path, 0
+    def __init__(
+        self, path: Path, resumed: Mapping[str, object] | None = None, *, header: str | None = None,
+    ) -> None:
+        self._path, self._lost, self._header = path, 0, header
         has_lines = path.exists()
         # If the file already has lines, their hash is computed only when it is needed.
         self._hash = None if has_lines else hashlib.sha256()
@@ -103,6 +106,8 @@ class AppendedFile:
         except OSError:
             self.close()
             raise
+        if header is not None and not self._size:
+            self.append(header)
 
     @property
     def state(self) -> dict[str, object]:
@@ -111,16 +116,13 @@ class AppendedFile:
             self._hash = _hash(self._path, self._size)
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the file contains nothing."""
-        return not self._size
-
     def append(self, line: str) -> None:
         """Append a line. When the method returns, the line is in the file completely, or is lost with a warning."""
         assert self._descriptor is not None, "the file is closed"
         left = data = f"{line}\n".encode()
         try:
+            if not os.fstat(self._descriptor).st_nlink:
+                left = data = self._begin_again() + data
             while left:
                 left = left[os.write(self._descriptor, left):]
         except OSError as error:
@@ -137,6 +139,17 @@ class AppendedFile:
         self._size += len(data)
         if self._hash is not None:
             self._hash.update(data)
+
+    def _begin_again(self) -> bytes:
+        """Create the file again, because it was removed, and return its header."""
+        assert self._descriptor is not None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = open_no_follow(os.fspath(self._path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, self._descriptor)
+        os.close(descriptor)
+        self._size, self._hash = 0, hashlib.sha256()
+        logger.warning("%s was removed; its earlier lines are lost, and a new file begins", self._path)
+        return b"" if self._header is None else f"{self._header}\n".encode()
 
     def close(self) -> None:
         """Close the file; idempotent."""

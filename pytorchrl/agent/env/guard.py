@@ -65,6 +65,7 @@ class GuardedEnv(AnyWrapper):
         self._has_ended = False  # whether an episode has ended
         self._kinds: tuple[type, ...] = ()
         self._form = Form(None)
+        self._spaces = env.observation_space, env.action_space
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset the environment; raise `EnvError` if the environment raises an exception or violates its contract."""
@@ -75,10 +76,19 @@ class GuardedEnv(AnyWrapper):
             result = self.env.reset(seed=seed, options=options)
         except USER_ERRORS as failure:
             raise self._error("reset", failure) from failure
-        problem = reset_problem(self.observation_space, result)
+        problem = self._space_problem() or reset_problem(self.observation_space, result)
         if problem:
             raise EnvError(f"{self._where}: reset: {problem}")
         return result
+
+    def _space_problem(self) -> str | None:
+        """Return an error text if the environment has replaced one of its spaces by another space; else None."""
+        for name, before in zip(("observation_space", "action_space"), self._spaces, strict=True):
+            space = getattr(self.env, name)
+            if space is not before and space != before:
+                return (f"the environment has changed its {name} from {before} to {space}, but networks are built for "
+                        "one space; declare the largest one, fill observations up, and forbid actions by action masks")
+        return None
 
     def step(self, action: Action) -> StepResult:
         """Step the environment; raise `EnvError` if the environment raises an exception or violates its contract."""
@@ -338,7 +348,13 @@ def observation_problem(space: AnySpace, observation: Observation, name: str = "
 
 
 def _array_problem(space: AnySpace, observation: Observation, name: str) -> str | None:
-    array, dtype = np.asarray(observation), space.dtype
+    if isinstance(observation, tuple) and len(observation) in (2, 5) and isinstance(observation[-1], dict):
+        return (f"{name}: expected {space.dtype} {space.shape}, got the tuple that reset or step returns; pass its "
+                "first item")
+    try:
+        array, dtype = np.asarray(observation), space.dtype
+    except ValueError:
+        return f"{name}: expected {space.dtype} {space.shape}, got {_kind(observation)} of parts with different lengths"
     if array.dtype == dtype and array.shape == space.shape:
         return None
     expected = f"{name}: expected {dtype} {space.shape}, got {array.dtype} {array.shape}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import multiprocessing
 import sys
 import threading
 from types import FrameType
@@ -26,8 +27,13 @@ def check_main_guard(setting: str) -> None:
 
     Raises:
         ConfigError: The line that leads to this call is not inside the `if`; the message names the line. Or the
-            script was read from the standard input, which other processes cannot import.
+            script was read from the standard input, which other processes cannot import. Or this process may not start
+            processes.
     """
+    if multiprocessing.current_process().daemon:
+        raise ConfigError(f"{setting} starts processes, but this process is daemonic, as those of multiprocessing.Pool "
+                          "are, and Python lets such a process start no other; use backend='sync', or the processes of "
+                          "concurrent.futures.ProcessPoolExecutor")
     frame = _main_frame()
     if frame is None:
         return

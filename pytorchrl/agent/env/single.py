@@ -11,7 +11,7 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -210,8 +210,7 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
         if not isinstance(env, gym.Env):
             raise FactoryError(f"env_fn must return a gymnasium.Env, got {_type_name(env)} from {name_of(blueprint)}"
                                f"{_hint(env)}")
-        for wrapper in blueprint.wrappers:
-            env = wrapper(env)
+        env = _wrapped(env, blueprint.wrappers)
         if problem := space_problem(env):
             raise EnvError(f"{where}: {problem}")
         _give_own_spaces(env.unwrapped)
@@ -225,6 +224,16 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
     except USER_ERRORS as failure:
         reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
+    return env
+
+
+def _wrapped(env: AnyEnv, wrappers: Iterable[EnvWrapper]) -> AnyEnv:
+    for wrapper in wrappers:
+        inner, env = env, wrapper(env)
+        if not isinstance(env, gym.Env):
+            inner.close()
+            raise FactoryError(f"wrappers must return an environment, got {_type_name(env)} from "
+                               f"{getattr(wrapper, '__qualname__', repr(wrapper))}; end it with `return env`")
     return env
 
 

@@ -204,6 +204,13 @@ class ObservationReader:
         return None if self.mask_path is None else mask_flags([part_at(row, self.mask_path) for row in rows])
 
 
+def joined_mask(mask: Iterable[object]) -> np.ndarray:
+    """Return the mask of one observation as one array (n,); the masks of several components are joined."""
+    if isinstance(mask, np.ndarray) and mask.ndim == 1:
+        return mask
+    return np.concatenate([np.empty(0, dtype=np.bool_), *(np.atleast_1d(np.asarray(part)) for part in mask)])
+
+
 def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) -> np.ndarray:
     """Return the masks of K observations as flags, (K, n) bool.
 
@@ -217,7 +224,7 @@ def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) ->
     if isinstance(given, np.ndarray) and given.dtype != object:
         mask = given
     else:
-        rows = [np.asarray(row) for row in given]
+        rows = [_mask_row(row) for row in given]
         if len(shapes := {row.shape for row in rows}) > 1:
             raise ConfigError(f"'{MASK_LEAF}' has different shapes, {sorted(shapes)}; return one flag for each action, "
                              "also for actions that are never allowed")
@@ -240,6 +247,14 @@ def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) ->
         raise ConfigError(f"'{MASK_LEAF}' must contain flags, 1 where an action is allowed and 0 elsewhere, got "
                          f"{mask[0].tolist()} ({mask.dtype}); return a bool array")
     return mask.astype(np.bool_)
+
+
+def _mask_row(row: EnvValue) -> np.ndarray:
+    try:
+        return np.asarray(row)
+    except ValueError:
+        raise ConfigError(f"'{MASK_LEAF}' has parts of different lengths; return one array with a flag for each "
+                          "action, those of all components one after the other") from None
 
 
 def _walk(

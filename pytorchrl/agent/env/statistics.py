@@ -129,10 +129,8 @@ class Monitor:
         columns = [*self.COLUMNS, *keywords]
         self._keywords = keywords
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = AppendedFile(path)
-        if self._file.is_empty:
-            self._file.append(_row(columns))
-        elif (found := _columns_of(path)) != columns:
+        self._file = AppendedFile(path, header=_row(columns))
+        if (found := _columns_of(path)) not in (columns, []):
             self._file.close()
             raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
 

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
 from pytorchrl.agent.env.images import channels_first, has_channels_last
+from pytorchrl.agent.env.spaces import joined_mask
 from pytorchrl.errors import ConfigError
 
 
@@ -77,9 +78,9 @@ class MaskMethod(AnyWrapper):
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset the environment, and add its mask to `info`."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, {self._key: np.asarray(self._masks()), **info}
+        return observation, {self._key: joined_mask(self._masks()), **info}
 
     def step(self, action: Action) -> StepResult:
         """Step the environment, and add its mask to `info`."""
         *result, info = self.env.step(action)
-        return *result, {self._key: np.asarray(self._masks()), **info}
+        return *result, {self._key: joined_mask(self._masks()), **info}

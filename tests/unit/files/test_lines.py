@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
 import json
 import os
 
@@ -57,11 +58,29 @@ def test_an_incomplete_last_line_is_removed(tmp_path, monkeypatch, left, chunk):
     path = tmp_path / "lines"
     path.write_text(left)
     file = AppendedFile(path)
-    assert file.is_empty == (left in ("", "o", "one"))
     file.append("next")
     assert path.read_text() == left[:left.rfind("\n") + 1] + "next\n"
     assert file.state == {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     file.close()
+
+
+@pytest.mark.parametrize("removed", ["file", "folder"])
+def test_a_file_that_is_removed_begins_again_with_its_header(tmp_path, caplog, removed):
+    path = tmp_path / "folder" / "lines"
+    path.parent.mkdir()
+    file = AppendedFile(path, header="header")
+    file.append("lost")
+    shutil.rmtree(path.parent) if removed == "folder" else path.unlink()
+    for line in ("kept", "also kept"):
+        file.append(line)
+    assert path.read_text() == "header\nkept\nalso kept\n"
+    assert file.state == {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert caplog.text.count("was removed") == 1
+    file.close()
+    again = AppendedFile(path, header="header")
+    again.append("later")
+    again.close()
+    assert path.read_text() == "header\nkept\nalso kept\nlater\n"
 
 
 @pytest.mark.parametrize("gap", ["same", "later", "reopened"])
