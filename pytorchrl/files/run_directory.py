@@ -107,7 +107,8 @@ def no_run(path: Path, missing: str) -> str:
     """
     newest = _newest_run(path)
     if path.is_file():
-        return f"{str(path)!r} is a file; name the directory of the run, {str(path.parent)!r}"
+        run = next((parent for parent in list(path.parents)[:2] if (parent / RUN_FILE).exists()), path.parent)
+        return f"{str(path)!r} is a file; name the directory of the run, {str(run)!r}"
     if newest is None:
         return f"{str(path)!r} contains no run: {missing} is missing"
     return f"{str(path)!r} is a directory of runs; name one of them, for example the newest, {str(newest)!r}"

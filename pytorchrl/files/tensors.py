@@ -115,7 +115,8 @@ def read_sealed(path: str | os.PathLike[str], kind: str, largest: int | None = N
     except CheckpointError:
         raise
     except FileNotFoundError:
-        raise CheckpointError(f"there is no {name}") from None
+        doubled = os.fspath(path).endswith(".pt.pt")
+        raise CheckpointError(f"there is no {name}{'; give its name without .pt' if doubled else ''}") from None
     except Exception as error:
         raise CheckpointError(f"{name} cannot be read: {error}") from error
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -258,6 +259,9 @@ def acting_tensors_of(saved: Mapping[str, object], name: str) -> dict[str, torch
     Raises:
         CheckpointError: The tensors are missing, or a newer pytorchrl saved the model.
     """
+    if saved.keys() >= {"scheme", "learner"}:
+        raise CheckpointError(f"{name} is a checkpoint of a run, and not a model; give the file model.pt of the run, "
+                              "or continue the run with resume=True")
     try:
         check_format(saved, MODEL_FORMAT)
     except ValueError as error:

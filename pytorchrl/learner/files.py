@@ -54,6 +54,7 @@ class RunFiles:
         self._traces = self._current_traces()
         self._damaged: tuple[Path, ...] = ()
         self._resumed_from: Path | None = None
+        self._description: dict[str, object] = {}
         self.last_checkpoint: dict[str, float] | None = None
 
     def lock(self) -> bool:
@@ -150,7 +151,8 @@ class RunFiles:
         checkpoints.set_aside(self._damaged)
         newest = None if resumed is None else Written(resumed["env_steps"], scheme.version)
         self._checkpoints = CheckpointFiles(self._log_dir / CHECKPOINTS, options, newest)
-        write_json(self._log_dir / RUN_FILE, described_run(scheme, recipe, options))
+        self._description = described_run(scheme, recipe, options)
+        write_json(self._log_dir / RUN_FILE, self._description)
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # an earlier part of this run may have written a result
         self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
                                   after=None if resumed is None else resumed["env_steps"],
@@ -181,7 +183,20 @@ class RunFiles:
     def record(self, metrics: Mapping[str, object]) -> None:
         """Append a record of metrics."""
         if self._recorder is not None:
+            self._replace_description()
             self._recorder.write(metrics)
+
+    def _replace_description(self) -> None:
+        """Write `run.json` again if somebody has removed it, because other files of a run are useless without it."""
+        if self._log_dir is None or (self._log_dir / RUN_FILE).exists():
+            return
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            write_json(self._log_dir / RUN_FILE, self._description)
+            logger.warning("%s was removed during the run, and is written again", self._log_dir / RUN_FILE)
+        except OSError as error:
+            logger.warning("%s was removed during the run, and cannot be written again: %s", self._log_dir / RUN_FILE,
+                           error)
 
     def save_model(self, scheme: Scheme, name: str = MODEL_NAME, *, evaluated: bool = False) -> str:
         """Write the agent to `name.pt`, and return the path; if `evaluated`, write the weights of the last evaluation.
@@ -257,6 +272,7 @@ class RunFiles:
         """Write `result.json` after the last record, with the size and the checksum of all records."""
         self.wait()
         if self._log_dir is not None:
+            self._replace_description()
             records = {} if self._recorder is None else {"records": self._recorder.state}
             write_json(self._log_dir / RESULT_FILE, {**summary, **records})
 

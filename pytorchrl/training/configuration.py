@@ -267,9 +267,10 @@ def save_config(
 
 def _text_of(path: Path) -> str:
     try:
-        return read_text(path, _LARGEST_BYTES)
+        return read_text(path, _LARGEST_BYTES).removeprefix("\N{BYTE ORDER MARK}")  # some editors of Windows write it
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{os.fspath(path)!r} is not a text file in UTF-8: {error}") from error
+        raise ConfigError(f"{os.fspath(path)!r} is not a text file in UTF-8: {error}; save it with the encoding "
+                          "UTF-8") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"the configuration {os.fspath(path)!r} cannot be read: {error}") from error
 
