@@ -112,6 +112,8 @@ class Declaration:
         """
         if type(value) not in (int, float, bool, str):
             value = without_numpy(self.type, value)
+            if str in _members(self.type) and not fits(self.type, value):
+                value = _as_text(value)
         if self.field.metadata and Schedule in _parts_of(self.type)[1]:
             return as_schedule(value, self.name, self.low, self.high, self.is_exclusive)
         if (kind := _enum_of(self.type)) is not None and not isinstance(value, enum.Enum):
@@ -167,6 +169,13 @@ class Declaration:
 
     def _may_be_none(self, choices: tuple[object, ...]) -> bool:
         return type(None) in _members(self.type) and None not in choices
+
+
+def _as_text(value: object) -> object:
+    """Return a path or a device of torch as a string; return any other value unchanged."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if (type(value).__module__, type(value).__name__) == ("torch", "device") else value
 
 
 def without_numpy(hint: object, value: object) -> object:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
+import torch
+
 from pytorchrl.agent.factories import Agent
 from pytorchrl.errors import Problem
 from pytorchrl.scheme.agent_parts import agent_problems, agent_warnings, factory_problems
@@ -33,11 +35,25 @@ def _contradictions(agent: Agent | None, settings: Settings) -> Iterator[Problem
     yield from broken
     for field in fields(settings):
         yield from getattr(settings, field.name).contradictions()
+    yield from _torch_problems()
     yield from rule_problems(settings)
     yield from Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray).problems()
     if agent is not None and not broken:
         yield from agent_problems(agent, settings)
         yield from default_problems(settings.collection, agent)
+
+
+def _torch_problems() -> Iterator[Problem]:
+    """Refuse settings of torch, in this process or thread, with which networks cannot be trained."""
+    if (dtype := torch.get_default_dtype()) != torch.float32:
+        yield Problem(f"the default dtype of torch is {dtype}, but networks are trained in torch.float32",
+                      "call torch.set_default_dtype(torch.float32) before")
+    if (device := torch.get_default_device()).type != "cpu":
+        yield Problem(f"the default device of torch is {str(device)!r}, but workers expect new tensors on the CPU",
+                      f"call torch.set_default_device('cpu') before, and give device={str(device)!r}")
+    if not torch.is_grad_enabled():
+        yield Problem("gradients are disabled here, by torch.no_grad(), torch.inference_mode() or "
+                      "torch.set_grad_enabled(False), so nothing can be trained", "train outside of it")
 
 
 def keyword_problems(keywords: Mapping[str, object]) -> list[Problem]:
