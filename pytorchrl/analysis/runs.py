@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import os
@@ -261,8 +262,17 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
         if None not in point:
             points.append(point)
     if not points:
-        raise ConfigError(f"{path} has no record with {x!r} and {y!r}; it has {', '.join(sorted(names)) or 'nothing'}")
+        raise ConfigError(f"{path} has no record with {x!r} and {y!r}{_advice(y, names)}")
     return [x for x, _ in points if x is not None], [y for _, y in points if y is not None]
+
+
+def _advice(y: str, names: set[str]) -> str:
+    """Return what to do if no record has the number `y`, given the names of all numbers."""
+    if y == "return_mean" and names:
+        return (", because no episode has ended; if episodes of this environment do not end by themselves, train with "
+                "max_episode_steps")
+    found = difflib.get_close_matches(y, names, n=3, cutoff=0.4) or sorted(name for name in names if "/" not in name)
+    return f"; it has {', '.join(found) or 'nothing'}{' and others' if len(found) < len(names) else ''}"
 
 
 def _names(record: object, prefix: str = "") -> list[str]:
