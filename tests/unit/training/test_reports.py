@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import json
+import multiprocessing
 import os
 import random
+import re
+import shutil
 import threading
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import weight_norm
 
-from pytorchrl import ConfigError, VecEnv, train
+from pytorchrl import ConfigError, OnPolicyActor, VecEnv, load, train
+from pytorchrl.agent.env.spaces import mask_flags
+from pytorchrl.analysis.runs import read_curve
+from pytorchrl.callbacks import Callback
+from pytorchrl.errors import CheckpointError, EnvError, FactoryError, NonFiniteDataError
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (8,), "progress": False,
         "tensorboard": False}
@@ -113,3 +125,286 @@ def test_replays_of_odd_sizes_train_or_are_refused(options, message):
     else:
         with pytest.raises(ConfigError, match=message):
             run()
+
+
+class Small(gym.Env):
+    """Five steps of zeros per episode."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+    def __init__(self, action_space=None):
+        self.action_space = action_space or gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.number = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.number += 1
+        return np.zeros(3, np.float32), 1.0, self.number == 5, False, {}
+
+
+REPLAY = {"num_envs": 1, "start_steps": 8, "mini_batch_size": 4, "replay_size": 200, "hidden_sizes": (8,),
+          "progress": False}
+
+
+@contextlib.contextmanager
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    (float64_by_default, r"default dtype of torch is torch.float64.*call torch.set_default_dtype\(torch.float32\)"),
+    (lambda: torch.device("meta"), r"default device of torch is 'meta'.*call torch.set_default_device\('cpu'\)"),
+    (torch.no_grad, "gradients are disabled here"), (torch.inference_mode, "gradients are disabled here")],
+    ids=["dtype", "device", "no_grad", "inference_mode"])
+def test_settings_of_torch_that_prevent_training_are_refused(setting, message):
+    with setting(), pytest.raises(ConfigError, match=message):
+        weights_of(0)
+
+
+class Extractor(nn.Module):
+    """A linear layer and tanh, with changes that the tests give."""
+
+    def __init__(self, space, wrap=lambda layer: layer, linear=None):
+        super().__init__()
+        self.layer, self.out_features = wrap(nn.Linear(3, 8) if linear is None else linear(8)), 8
+
+    def forward(self, obs):
+        return torch.tanh(self.layer(obs))
+
+
+class Counting(Small):
+    """Its observations count the steps, so they are not only zeros."""
+
+    def step(self, action):
+        obs, *others = super().step(action)
+        return (obs + np.float32(0.1 * self.number), *others)
+
+
+def trained_with(extractor, algorithm="ppo", env=Small, **options):
+    """Train with a feature extractor; return all that were built, that of the first actor first."""
+    built = []
+
+    def build(space):
+        built.append(extractor(space))
+        return built[-1]
+    defaults = TINY if algorithm == "ppo" else REPLAY
+    train(algorithm, env, feature_extractor=build, **{"target_steps": 32, "seed": 0, **defaults, **options})
+    return built
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_lazy_layers_of_a_feature_extractor_get_their_sizes_and_learn(algorithm):
+    lazy = trained_with(functools.partial(Extractor, linear=nn.LazyLinear), algorithm)[0]
+    assert lazy.layer.weight.shape == (8, 3)
+    assert lazy.layer.bias.abs().max() > 0
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_frozen_layers_of_a_feature_extractor_stay_as_they_are(algorithm):
+    """Weight decay would change them, because all parameters are in one vector."""
+    def frozen(space):
+        extractor = Extractor(space)
+        extractor.layer.requires_grad_(False)
+        extractor.before = extractor.layer.weight.detach().clone()
+        return extractor
+    for extractor in trained_with(frozen, algorithm, optimizer="adamw", weight_decay=0.5, lr=0.1):
+        assert torch.equal(extractor.layer.weight, extractor.before)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize("is_outermost", [False, True])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_layers_with_hooks_learn(algorithm, is_outermost):
+    """A hook computes the weight of `weight_norm`, which cannot be copied after a pass with gradients."""
+    scales = []
+
+    def build(space):
+        extractor = weight_norm(nn.Linear(3, 8)) if is_outermost else Extractor(space, weight_norm)
+        scales.append((extractor if is_outermost else extractor.layer).weight_g.detach().clone())
+        return extractor
+    built = trained_with(build, algorithm, env=Counting, target_steps=96)[0]
+    assert not torch.equal((built if is_outermost else built.layer).weight_g, scales[0])
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"__init__": lambda self, space: (Extractor.__init__(self, space), setattr(self, "out_features", 9))[0]},
+     r"has out_features=9, so it must return a tensor of shape \(1, 9\), got \(1, 8\)"),
+    ({"forward": lambda self, obs: Extractor.forward(self, obs).squeeze(0)}, r"shape \(1, 8\), got \(8,\)"),
+    ({"forward": lambda self, obs: [obs]}, "got list"),
+    ({"forward": lambda self, obs: self.layer(obs[:, :2])}, "raised RuntimeError"),
+    ({"forward": lambda self, obs: Extractor.forward(self, obs.mul_(2))}, "changes obs in place")],
+    ids=["size", "squeeze", "list", "error", "in place"])
+def test_a_feature_extractor_is_tried_before_anything_starts(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        trained_with(type("Own", (Extractor,), changes))
+
+
+@pytest.mark.parametrize(("shape", "remedy"), [
+    ((32, 24), "ReshapeObservation"), ((4, 20, 20, 3), "frame_stack"), ((32, 15), None), ((2, 3, 4, 5), None)])
+def test_bytes_with_too_few_or_too_many_axes_for_an_image_are_named(shape, remedy, recwarn):
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    OnPolicyActor.create_factory(space, gym.spaces.Discrete(2))
+    found = [str(warning.message) for warning in recwarn]
+    assert [remedy in text for text in found] == ([] if remedy is None else [True])
+    OnPolicyActor.create_factory(space, gym.spaces.Discrete(2), feature_extractor="mlp")
+    assert len(recwarn) == len(found)
+
+
+class Changing(Small):
+    """Replaces its spaces when the second episode begins: by equal ones, or by others."""
+
+    def __init__(self, name, space):
+        super().__init__()
+        self.name, self.space, self.episodes = name, space, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episodes += 1
+        if self.episodes == 2:
+            setattr(self, self.name, self.space)
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize(("name", "space"), [
+    ("action_space", gym.spaces.Discrete(1)), ("observation_space", gym.spaces.Box(-5, 5, (3,), np.float32))])
+@pytest.mark.parametrize("on_env_error", ["raise", "restart"])
+def test_spaces_that_change_between_episodes_are_refused(name, space, on_env_error):
+    with pytest.raises(EnvError, match=f"reset: the environment has changed its {name} from .* masks"):
+        train("ppo", Changing, env_kwargs={"name": name, "space": space}, target_steps=64, on_env_error=on_env_error,
+              **TINY)
+
+
+def test_spaces_may_be_replaced_by_equal_ones():
+    train("ppo", Changing, env_kwargs={"name": "action_space", "space": gym.spaces.Discrete(2)}, target_steps=64,
+          **TINY)
+
+
+def test_a_wrapper_that_returns_no_environment_is_named():
+    def forgets(env):
+        gym.wrappers.TimeLimit(env, 3)
+    with pytest.raises(FactoryError, match=r"got NoneType from .*forgets; end it with `return env`"):
+        train("ppo", Small, wrappers=(forgets,), **TINY)
+
+
+def test_act_refuses_the_tuple_of_reset_and_observations_that_are_not_finite():
+    agent = train("ppo", Small, target_steps=32, **TINY)
+    env = Small()
+    with pytest.raises(ConfigError, match="got the tuple that reset or step returns; pass its first item"):
+        agent.act(env.reset())
+    with pytest.raises(ConfigError, match="got the tuple"):
+        agent.act(env.step(0))
+    with pytest.raises(ConfigError, match="got a list of parts with different lengths"):
+        agent.act([[0.0, 0.0], [0.0]])
+    with pytest.raises(NonFiniteDataError, match="act, env 0: obs is nan"):
+        agent.act(np.array([0.0, np.nan, 0.0]))
+    assert agent.act(env.reset()[0]) in (0, 1)
+
+
+class Spoiled(Small):
+    """Returns values that are not finite in its resets, steps or rewards if `where` says so."""
+
+    where = ""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset()
+        return (obs + np.float32(np.nan) if Spoiled.where == "reset" else obs), info
+
+    def step(self, action):
+        obs, reward, *others = super().step(action)
+        return (obs - np.float32(np.inf) if Spoiled.where == "step" else obs,
+                np.nan if Spoiled.where == "reward" else reward, *others)
+
+
+@pytest.mark.parametrize(("where", "message"), [("reset", "obs is nan"), ("step", "obs is -inf"),
+                                                ("reward", "reward is nan")])
+def test_an_evaluation_refuses_values_that_are_not_finite(where, message, monkeypatch):
+    agent = train("ppo", Spoiled, target_steps=32, **TINY)
+    assert agent.evaluate(2).return_mean == 5.0
+    monkeypatch.setattr(Spoiled, "where", where)
+    with pytest.raises(NonFiniteDataError, match=f"evaluation, env 0: {message}"):
+        agent.evaluate(2)
+
+
+class Masked(Small):
+    """States the masks of two components as two lists, in the method of sb3-contrib."""
+
+    def __init__(self, masks):
+        super().__init__(gym.spaces.MultiDiscrete([3, len(masks[1])]))
+        self.masks, self.played = masks, set()
+
+    def action_masks(self):
+        return self.masks
+
+    def step(self, action):
+        assert all(mask[part] for mask, part in zip(self.masks, action, strict=True))
+        return super().step(action)
+
+
+@pytest.mark.parametrize("masks", [[[1, 0, 1], [0, 1]], [[1, 0, 1], [0, 1, 1]]], ids=["ragged", "rectangular"])
+def test_the_masks_of_components_are_joined(masks):
+    agent = train("ppo", Masked, env_kwargs={"masks": masks}, target_steps=96, **TINY)
+    assert agent.evaluate(2, deterministic=False).return_mean == 5.0
+
+
+def test_ragged_masks_in_info_are_refused_with_the_remedy():
+    with pytest.raises(ConfigError, match=r"parts of different lengths; return one array .* one after the other"):
+        mask_flags([[[1, 0, 1], [0, 1]]], gym.spaces.MultiDiscrete([3, 2]))
+
+
+def test_paths_and_devices_may_be_objects(tmp_path):
+    weights_of(0, log_dir=tmp_path / "run")
+    first = weights_of(0, device=torch.device("cpu"), checkpoint=tmp_path / "run" / "model.pt")
+    assert are_equal(first, weights_of(0, device="cpu", checkpoint=str(tmp_path / "run" / "model.pt")))
+
+
+def test_a_checkpoint_is_not_taken_for_a_model(tmp_path):
+    weights_of(0, log_dir=tmp_path, checkpoint_every=48)
+    (checkpoint, *_) = (tmp_path / "checkpoints").iterdir()
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of a run, and not a model; give the file model\.pt"):
+        weights_of(0, checkpoint=str(checkpoint))
+    with pytest.raises(CheckpointError, match=re.escape(f"name the directory of the run, '{tmp_path}'")):
+        load(checkpoint)
+    with pytest.raises(CheckpointError, match=r"no model .*model\.pt\.pt'; give its name without \.pt"):
+        load(tmp_path, model="model.pt")
+
+
+def test_a_directory_that_is_removed_during_a_run_is_made_again(tmp_path, caplog):
+    class Removes(Callback):
+        def on_step(self, run, info):
+            if run.env_steps == 64:
+                shutil.rmtree(tmp_path / "run")
+    train("ppo", "CartPole-v1", target_steps=160, log_dir=tmp_path / "run", log_every=32, seed=0,
+          callbacks=[Removes()], **TINY)
+    assert "run.json was removed during the run, and is written again" in caplog.text
+    records = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(records[-1])["env_steps"] == 160
+    assert load(tmp_path / "run").evaluate(1).return_mean > 0
+
+
+def test_a_run_without_episodes_is_plotted_neither_silently_nor_with_a_list_of_all_numbers(tmp_path):
+    train("ppo", Endless, target_steps=64, log_dir=tmp_path, seed=0, **TINY)
+    with pytest.raises(ConfigError, match=r"because no episode has ended; .* train with max_episode_steps$"):
+        read_curve(tmp_path, "env_steps", "return_mean")
+    with pytest.raises(ConfigError, match=r"it has .*algorithm/loss.* and others$") as error:
+        read_curve(tmp_path, "env_steps", "algorithm/lost")
+    assert len(str(error.value)) < 400
+
+
+class Endless(Small):
+    """Its episodes never end."""
+
+    def step(self, action):
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, False, truncated, info
+
+
+def test_processes_of_environments_are_refused_in_a_daemonic_process(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
+    with pytest.raises(ConfigError, match=r"daemonic, as those of multiprocessing\.Pool are.*use backend='sync'"):
+        train("ppo", "CartPole-v1", backend="async", **TINY)
