@@ -322,7 +322,7 @@ class Spoiled(Small):
 
 
 @pytest.mark.parametrize(("where", "message"), [("reset", "obs is nan"), ("step", "obs is -inf"),
-                                                ("reward", "reward is nan")])
+                                                ("reward", "the return of an episode of 5 steps is nan")])
 def test_an_evaluation_refuses_values_that_are_not_finite(where, message, monkeypatch):
     agent = train("ppo", Spoiled, target_steps=32, **TINY)
     assert agent.evaluate(2).return_mean == 5.0
