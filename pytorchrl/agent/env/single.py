@@ -259,12 +259,15 @@ def _build_timed(build: Callable[[], AnyEnv], timeout_s: float, where: str) -> A
 
 
 def _type_name(value: object) -> str:
-    """Return the name of a type with its module, because environments of several packages are called Env."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    """Return the name of a type, or of the type of a value, with its module, because several packages have an Env."""
+    kind = value if inspect.isclass(value) else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _hint(env: object) -> str:
     """Return a hint for the end of an error message if `env` has another API; otherwise an empty string."""
+    if inspect.isclass(env):
+        return f", which is a class: return an environment, {env.__name__}()"
     if hasattr(env, "agent_iter"):
         return f"; it has several agents that take turns: {TURN_BASED}"
     if hasattr(env, "possible_agents"):

@@ -280,3 +280,15 @@ def test_runs_of_a_sweep_with_equal_names_get_directories_of_their_own(write, ca
     assert len(set(names)) == 3
     assert max(map(len, names)) <= 200
     assert [re.search("-[0-9a-f]{8}$", name) is not None for name in names] == [True, True, False]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, encoding):
+    """Editors of Windows write the mark; the mark of UTF-16 is not one of UTF-8."""
+    path = tmp_path / "file.toml"
+    path.write_text('algorithm = "ppo"\nenv = "CartPole-v1"\ngamma = 0.5\n', encoding=encoding)
+    if encoding == "utf-16":
+        with pytest.raises(ConfigError, match="is not a text file in UTF-8.*; save it with the encoding UTF-8"):
+            load_config(path)
+    else:
+        assert load_config(path) == {"algorithm": "ppo", "env": "CartPole-v1", "gamma": 0.5}

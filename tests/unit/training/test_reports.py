@@ -12,6 +12,8 @@ import random
 import re
 import shutil
 import threading
+import weakref
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -285,11 +287,13 @@ def test_spaces_may_be_replaced_by_equal_ones():
           **TINY)
 
 
-def test_a_wrapper_that_returns_no_environment_is_named():
+def test_functions_and_wrappers_that_return_no_environment_are_named():
     def forgets(env):
         gym.wrappers.TimeLimit(env, 3)
     with pytest.raises(FactoryError, match=r"got NoneType from .*forgets; end it with `return env`"):
         train("ppo", Small, wrappers=(forgets,), **TINY)
+    with pytest.raises(FactoryError, match=r"got .*Small from .*, which is a class: return an environment, Small\(\)"):
+        train("ppo", lambda: Small, **TINY)
 
 
 def test_act_refuses_the_tuple_of_reset_and_observations_that_are_not_finite():
@@ -408,3 +412,34 @@ def test_processes_of_environments_are_refused_in_a_daemonic_process(monkeypatch
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
     with pytest.raises(ConfigError, match=r"daemonic, as those of multiprocessing\.Pool are.*use backend='sync'"):
         train("ppo", "CartPole-v1", backend="async", **TINY)
+
+
+class Filming(Small):
+    """Returns a new array in the info of each step, and remembers which of them are still alive."""
+
+    frames: ClassVar[list[weakref.ref[np.ndarray]]] = []
+
+    def step(self, action):
+        *result, _ = super().step(action)
+        frame = np.zeros(10)
+        Filming.frames.append(weakref.ref(frame))
+        return *result, {"frame": frame}
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_arrays_in_infos_are_not_kept(algorithm):
+    agent = train(algorithm, Filming, target_steps=96, seed=0, **(TINY if algorithm == "ppo" else REPLAY))
+    assert agent.evaluate(3).lengths == (5, 5, 5)
+    gc.collect()
+    assert len(Filming.frames) > 100
+    assert not any(frame() is not None for frame in Filming.frames)
+    Filming.frames.clear()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "sac"])
+def test_arithmetic_of_numpy_that_raises_errors_does_not_disturb(algorithm):
+    """Gradients of dead units underflow, and bounds of spaces overflow, without being mistakes."""
+    with np.errstate(all="raise"):
+        space = gym.spaces.Box(-1, 1, (2,), np.float32) if algorithm == "sac" else None
+        train(algorithm, Small, env_kwargs={"action_space": space}, target_steps=48,
+              **{**(TINY if algorithm == "ppo" else REPLAY), "normalize_obs": True})
