@@ -23,6 +23,7 @@ from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Factory, Options, option
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 
 LeafSpaces = Mapping[str, gym.Space[object]]
@@ -249,10 +250,12 @@ def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_ob
         raise ConfigError(
             f"feature_extractor must return a torch module with an integer attribute out_features, got {module!r}")
     modes = [(layer, layer.training) for layer in module.modules()]
+    device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     module.eval()
     with torch.no_grad():
         for rows in (1, 2):
-            _try_extractor(module, {leaf: _example(space, rows, normalize_obs) for leaf, space in spaces.items()})
+            _try_extractor(module, {leaf: _example(space, rows, normalize_obs).to(device)
+                                    for leaf, space in spaces.items()})
     for layer, mode in modes:
         layer.training = mode
     return module
@@ -264,7 +267,8 @@ def _try_extractor(module: nn.Module, obs: dict[str, Tensor]) -> None:
     given = f"{type(module).__name__}, the feature_extractor, was given {shapes}"
     try:
         features = module(obs[OBS_LEAF] if set(obs) == {OBS_LEAF} else obs)
-    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except USER_ERRORS as error:
+        reraise_of_signal(error)
         raise ConfigError(f"{given} and raised {type(error).__name__}: {error}") from error
     size = num_features(module)
     if not isinstance(features, Tensor) or tuple(features.shape) != (number, size):

@@ -288,7 +288,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path, encoding):
     path = tmp_path / "file.toml"
     path.write_text('algorithm = "ppo"\nenv = "CartPole-v1"\ngamma = 0.5\n', encoding=encoding)
     if encoding == "utf-16":
-        with pytest.raises(ConfigError, match="is not a text file in UTF-8.*; save it with the encoding UTF-8"):
+        with pytest.raises(ConfigError, match=r"is not a text file in UTF-8.*; save it with the encoding UTF-8"):
             load_config(path)
     else:
         assert load_config(path) == {"algorithm": "ppo", "env": "CartPole-v1", "gamma": 0.5}
