@@ -204,13 +204,6 @@ class ObservationReader:
         return None if self.mask_path is None else mask_flags([part_at(row, self.mask_path) for row in rows])
 
 
-def joined_mask(mask: Iterable[object]) -> np.ndarray:
-    """Return the mask of one observation as one array (n,); the masks of several components are joined."""
-    if isinstance(mask, np.ndarray) and mask.ndim == 1:
-        return mask
-    return np.concatenate([np.empty(0, dtype=np.bool_), *(np.atleast_1d(np.asarray(part)) for part in mask)])
-
-
 def mask_flags(given: Iterable[object], action_space: AnySpace | None = None) -> np.ndarray:
     """Return the masks of K observations as flags, (K, n) bool.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,6 @@ from gymnasium import spaces
 
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
 from pytorchrl.agent.env.images import channels_first, has_channels_last
-from pytorchrl.agent.env.spaces import joined_mask
 from pytorchrl.errors import ConfigError
 
 
@@ -78,9 +78,16 @@ class MaskMethod(AnyWrapper):
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset the environment, and add its mask to `info`."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, {self._key: joined_mask(self._masks()), **info}
+        return observation, {self._key: _joined(self._masks()), **info}
 
     def step(self, action: Action) -> StepResult:
         """Step the environment, and add its mask to `info`."""
         *result, info = self.env.step(action)
-        return *result, {self._key: joined_mask(self._masks()), **info}
+        return *result, {self._key: _joined(self._masks()), **info}
+
+
+def _joined(mask: Iterable[object]) -> np.ndarray:
+    """Return the mask of one observation as one array (n,); the masks of several components are joined."""
+    if isinstance(mask, np.ndarray) and mask.ndim == 1:
+        return mask
+    return np.concatenate([np.empty(0, dtype=np.bool_), *(np.atleast_1d(np.asarray(part)) for part in mask)])
