@@ -229,11 +229,12 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
 
 def _wrapped(env: AnyEnv, wrappers: Iterable[EnvWrapper]) -> AnyEnv:
     for wrapper in wrappers:
-        inner, env = env, wrapper(env)
-        if not isinstance(env, gym.Env):
-            inner.close()
-            raise FactoryError(f"wrappers must return an environment, got {_type_name(env)} from "
+        found: object = wrapper(env)
+        if not isinstance(found, gym.Env):
+            env.close()
+            raise FactoryError(f"wrappers must return an environment, got {_type_name(found)} from "
                                f"{getattr(wrapper, '__qualname__', repr(wrapper))}; end it with `return env`")
+        env = found
     return env
 
 
