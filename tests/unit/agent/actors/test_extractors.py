@@ -111,6 +111,8 @@ def test_equal_seeds_give_equal_weights_and_the_global_rng_is_not_used():
 def test_encode_writes_every_space_as_numbers():
     assert encode(gym.spaces.Discrete(3), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
     assert encode(gym.spaces.MultiDiscrete([2, 3]), torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
+    two_axes = gym.spaces.MultiDiscrete([[2, 3], [3, 2]])
+    assert encode(two_axes, torch.tensor([[[1, 2], [0, 1]]])).tolist() == [[0, 1, 0, 0, 1, 1, 0, 0, 0, 1]]
     assert encode(gym.spaces.MultiBinary(2), torch.tensor([[1, 0]], dtype=torch.int8)).tolist() == [[1, 0]]
     ram = gym.spaces.Box(0, 255, (2,), np.uint8)
     assert encode(ram, torch.tensor([[255, 51]], dtype=torch.uint8)).tolist() == [[1.0, pytest.approx(0.2)]]
