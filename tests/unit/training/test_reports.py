@@ -260,31 +260,48 @@ def test_bytes_with_too_few_or_too_many_axes_for_an_image_are_named(shape, remed
 
 
 class Changing(Small):
-    """Replaces its spaces when the second episode begins: by equal ones, or by others."""
+    """Replaces one of its spaces when the second episode begins."""
 
-    def __init__(self, name, space):
+    def __init__(self, name, first, second):
         super().__init__()
-        self.name, self.space, self.episodes = name, space, 0
+        self.name, self.second, self.episodes = name, second, 0
+        setattr(self, name, first)
 
     def reset(self, *, seed=None, options=None):
-        self.episodes += 1
+        self.number, self.episodes = 0, self.episodes + 1
         if self.episodes == 2:
-            setattr(self, self.name, self.space)
-        return super().reset(seed=seed)
+            setattr(self, self.name, self.second)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        _, *others = super().step(action)
+        return self.observation_space.sample(), *others
 
 
-@pytest.mark.parametrize(("name", "space"), [
-    ("action_space", gym.spaces.Discrete(1)), ("observation_space", gym.spaces.Box(-5, 5, (3,), np.float32))])
+def box(bound=1.0, size=3):
+    return gym.spaces.Box(-bound, bound, (size,), np.float32)
+
+
 @pytest.mark.parametrize("on_env_error", ["raise", "restart"])
-def test_spaces_that_change_between_episodes_are_refused(name, space, on_env_error):
-    with pytest.raises(EnvError, match=f"reset: the environment has changed its {name} from .* masks"):
-        train("ppo", Changing, env_kwargs={"name": name, "space": space}, target_steps=64, on_env_error=on_env_error,
-              **TINY)
+@pytest.mark.parametrize(("name", "first", "second"), [
+    ("action_space", gym.spaces.Discrete(2), gym.spaces.Discrete(1)), ("action_space", box(), box(0.5)),
+    ("observation_space", box(), box(size=4)),
+    ("observation_space", gym.spaces.Dict(a=box()), gym.spaces.Dict(a=box(), b=box())),
+    ("observation_space", gym.spaces.Tuple((box(), gym.spaces.Discrete(2))),
+     gym.spaces.Tuple((box(), gym.spaces.Discrete(3))))], ids=str)
+def test_spaces_that_change_between_episodes_are_refused(name, first, second, on_env_error):
+    env = {"name": name, "first": first, "second": second}
+    with pytest.raises(EnvError, match=rf"reset: the environment has changed its {name} from .* masks"):
+        train("ppo", Changing, env_kwargs=env, target_steps=64, on_env_error=on_env_error, **TINY)
 
 
-def test_spaces_may_be_replaced_by_equal_ones():
-    train("ppo", Changing, env_kwargs={"name": "action_space", "space": gym.spaces.Discrete(2)}, target_steps=64,
-          **TINY)
+@pytest.mark.parametrize(("name", "first", "second"), [
+    ("action_space", box(), box()), ("observation_space", box(), box(5.0)),
+    ("observation_space", gym.spaces.Dict(a=gym.spaces.Tuple((box(),))),
+     gym.spaces.Dict(a=gym.spaces.Tuple((box(2.0),))))], ids=["equal", "bounds", "nested bounds"])
+def test_spaces_may_be_replaced_by_equal_ones_and_bounds_of_observations_may_change(name, first, second):
+    env = {"name": name, "first": first, "second": second}
+    assert train("ppo", Changing, env_kwargs=env, target_steps=64, **TINY).summary["return_mean"] == 5.0
 
 
 def test_functions_and_wrappers_that_return_no_environment_are_named():
