@@ -269,7 +269,7 @@ def load(
         agent = recipes.build(run, run_dir, algorithm, trust=trust, model=state)
         try:
             acting = agent.algo_factory(device="cpu", actor=agent.actor_factory(device="cpu", seed=0), seed=0)
-        except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError) as error:
+        except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError, ConfigError) as error:
             # If memory is lacking, torch may append a C++ stack trace to the message. Keep only the first line.
             reason = str(error).partition("\n")[0]
             raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "

@@ -245,7 +245,13 @@ def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_ob
     The trial also gives lazy layers their sizes. It leaves the modes of the layers, and what they learn, unchanged.
     """
     given: object = spaces[OBS_LEAF] if set(spaces) == {OBS_LEAF} else dict(spaces)
-    module = build(space=given) if isinstance(build, Factory) else build(given)
+    try:
+        module = build(space=given) if isinstance(build, Factory) else build(given)
+    except USER_ERRORS as error:
+        reraise_of_signal(error)
+        name = getattr(build, "__qualname__", repr(build))
+        raise ConfigError(f"feature_extractor {name} raised {type(error).__name__}: {error}; every worker builds it, "
+                          "and so do load and act, also on other machines") from error
     if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
         raise ConfigError(
             f"feature_extractor must return a torch module with an integer attribute out_features, got {module!r}")

@@ -13,6 +13,7 @@ import re
 import shutil
 import threading
 import weakref
+from pathlib import Path
 from typing import ClassVar
 
 import gymnasium as gym
@@ -246,6 +247,29 @@ def test_layers_with_hooks_learn(algorithm, is_outermost):
 def test_a_feature_extractor_is_tried_before_anything_starts(changes, message):
     with pytest.raises(ConfigError, match=message):
         trained_with(type("Own", (Extractor,), changes))
+
+
+class FromFile(Extractor):
+    """Reads its weights from a file."""
+
+    path: ClassVar[Path]
+
+    def __init__(self, space):
+        super().__init__(space)
+        self.layer.load_state_dict(torch.load(FromFile.path))
+
+
+def test_weights_that_a_feature_extractor_no_longer_finds_are_named(tmp_path):
+    FromFile.path = tmp_path / "weights.pt"
+    torch.save(nn.Linear(3, 8).state_dict(), FromFile.path)
+    train("ppo", Small, target_steps=32, log_dir=tmp_path / "run", feature_extractor=FromFile, **TINY)
+    assert load(tmp_path / "run").evaluate(1).return_mean == 5.0
+    FromFile.path.unlink()
+    message = r"feature_extractor FromFile raised FileNotFoundError: .*weights\.pt'; every worker builds it"
+    with pytest.raises(ConfigError, match=message):
+        train("ppo", Small, feature_extractor=FromFile, **TINY)
+    with pytest.raises(CheckpointError, match=f"describes cannot be built: ConfigError: {message}"):
+        load(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("shape", "remedy"), [
