@@ -285,6 +285,19 @@ ELSEWHERE = {
         "training/test_named_code.py::test_missing_and_local_modules_have_one_text_for_all_readers",
     "rename it in": "training/test_own_algorithms.py::test_an_option_of_another_part_is_refused",
     "leave out kind='batch'": "scheme/test_r2d2_rollouts.py::test_a_preset_omits_options_that_whole_rollouts_lack",
+    "and forbid actions by action masks": "agent/env/test_values.py::test_the_method_action_masks_is_read",
+    "pass its first item": "training/test_reports.py::"
+                           "test_act_refuses_the_tuple_of_reset_and_observations_that_are_not_finite",
+    "but this process is daemonic":
+        "training/test_reports.py::test_processes_of_environments_are_refused_in_a_daemonic_process",
+    "return one array with a flag":
+        "training/test_reports.py::test_ragged_masks_in_info_are_refused_with_the_remedy",
+    "build networks without .double()":
+        "training/test_reports.py::test_networks_of_another_precision_are_refused_with_the_remedy",
+    "give the file model.pt of the run": "training/test_reports.py::test_a_checkpoint_is_not_taken_for_a_model",
+    **dict.fromkeys(("the default dtype of torch is", "the default device of torch is", "gradients are disabled here"),
+                    "training/test_reports.py::test_settings_of_torch_that_prevent_training_are_refused"),
+    "save it with the encoding UTF-8": "training/test_configuration.py::test_a_file_may_begin_with_a_byte_order_mark",
 }
 # A part of a text -> why no test executes its remedy.
 NOT_EXECUTED = {

@@ -27,7 +27,7 @@ from pytorchrl import ConfigError, OnPolicyActor, VecEnv, load, train
 from pytorchrl.agent.env.spaces import mask_flags
 from pytorchrl.analysis.runs import read_curve
 from pytorchrl.callbacks import Callback
-from pytorchrl.errors import CheckpointError, EnvError, FactoryError, NonFiniteDataError
+from pytorchrl.errors import CheckpointError, EnvError, FactoryError, WeightsError
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (8,), "progress": False,
         "tensorboard": False}
@@ -169,6 +169,24 @@ def float64_by_default():
 def test_settings_of_torch_that_prevent_training_are_refused(setting, message):
     with setting(), pytest.raises(ConfigError, match=message):
         weights_of(0)
+    weights_of(0)
+
+
+def test_networks_of_another_precision_are_refused_with_the_remedy():
+    with pytest.raises(WeightsError, match=r"'policy.extractor.layer.weight' must be float32 .*; build networks with"):
+        trained_with(lambda space: Precise(space).double())
+    trained_with(Precise)
+
+
+class Precise(nn.Module):
+    """An extractor of any precision."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.layer, self.out_features = nn.Linear(3, 8), 8
+
+    def forward(self, obs):
+        return self.layer(obs.to(self.layer.weight.dtype)).float()
 
 
 class Extractor(nn.Module):
@@ -346,34 +364,9 @@ def test_act_refuses_the_tuple_of_reset_and_observations_that_are_not_finite():
         agent.act(env.step(0))
     with pytest.raises(ConfigError, match="got a list of parts with different lengths"):
         agent.act([[0.0, 0.0], [0.0]])
-    with pytest.raises(NonFiniteDataError, match="act, env 0: obs is nan"):
+    with pytest.raises(ConfigError, match="does not fit the observation space; env 0: obs is nan"):
         agent.act(np.array([0.0, np.nan, 0.0]))
     assert agent.act(env.reset()[0]) in (0, 1)
-
-
-class Spoiled(Small):
-    """Returns values that are not finite in its resets, steps or rewards if `where` says so."""
-
-    where = ""
-
-    def reset(self, *, seed=None, options=None):
-        obs, info = super().reset()
-        return (obs + np.float32(np.nan) if Spoiled.where == "reset" else obs), info
-
-    def step(self, action):
-        obs, reward, *others = super().step(action)
-        return (obs - np.float32(np.inf) if Spoiled.where == "step" else obs,
-                np.nan if Spoiled.where == "reward" else reward, *others)
-
-
-@pytest.mark.parametrize(("where", "message"), [("reset", "obs is nan"), ("step", "obs is -inf"),
-                                                ("reward", "the return of an episode of 5 steps is nan")])
-def test_an_evaluation_refuses_values_that_are_not_finite(where, message, monkeypatch):
-    agent = train("ppo", Spoiled, target_steps=32, **TINY)
-    assert agent.evaluate(2).return_mean == 5.0
-    monkeypatch.setattr(Spoiled, "where", where)
-    with pytest.raises(NonFiniteDataError, match=f"evaluation, env 0: {message}"):
-        agent.evaluate(2)
 
 
 class Masked(Small):
@@ -400,6 +393,7 @@ def test_the_masks_of_components_are_joined(masks):
 def test_ragged_masks_in_info_are_refused_with_the_remedy():
     with pytest.raises(ConfigError, match=r"parts of different lengths; return one array .* one after the other"):
         mask_flags([[[1, 0, 1], [0, 1]]], gym.spaces.MultiDiscrete([3, 2]))
+    assert mask_flags([[1, 0, 1, 0, 1]], gym.spaces.MultiDiscrete([3, 2])).tolist() == [[1, 0, 1, 0, 1]]
 
 
 def test_paths_and_devices_may_be_objects(tmp_path):
@@ -413,6 +407,7 @@ def test_a_checkpoint_is_not_taken_for_a_model(tmp_path):
     (checkpoint, *_) = (tmp_path / "checkpoints").iterdir()
     with pytest.raises(CheckpointError, match=r"is a checkpoint of a run, and not a model; give the file model\.pt"):
         weights_of(0, checkpoint=str(checkpoint))
+    weights_of(0, checkpoint=str(tmp_path / "model.pt"))
     with pytest.raises(CheckpointError, match=re.escape(f"name the directory of the run, '{tmp_path}'")):
         load(checkpoint)
     with pytest.raises(CheckpointError, match=r"no model .*model\.pt\.pt'; give its name without \.pt"):
@@ -453,6 +448,7 @@ def test_processes_of_environments_are_refused_in_a_daemonic_process(monkeypatch
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
     with pytest.raises(ConfigError, match=r"daemonic, as those of multiprocessing\.Pool are.*use backend='sync'"):
         train("ppo", "CartPole-v1", backend="async", **TINY)
+    weights_of(0, backend="sync")
 
 
 class Filming(Small):
