@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+from torch import Tensor
 
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks.time_limit import time_limit
@@ -14,6 +19,8 @@ from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 logger = get_logger(__name__)
+
+_OF_STABLE_BASELINES = ("on_training_start", "on_training_end", "on_rollout_start", "on_rollout_end")
 
 
 class TrainingRun(Protocol):
@@ -135,6 +142,7 @@ class Callbacks:
         self._reported: BaseException | None = None
         self.stop_reason: str | None = None
         for callback in self._callbacks:
+            _name_uncalled(callback)
             with _exits_named(callback, "check"):
                 callback.check(run)
 
@@ -157,7 +165,8 @@ class Callbacks:
         for callback in self._callbacks:
             try:
                 with time_limit(self._timeout_s, f"{type(callback).__name__}.{hook}"):
-                    results.append(getattr(callback, hook)(self._run, *arguments))
+                    result = getattr(callback, hook)(self._run, *arguments)
+                    results.append(_added_numbers(result) if hook == "on_record" else result)
             except USER_ERRORS as error:  # noqa: PERF203 - every callback is called
                 reraise_of_signal(error)
                 text = f"{type(callback).__name__}.{hook} raised {type(error).__name__}: {error}"
@@ -226,6 +235,40 @@ class Callbacks:
         if num_lost > self._num_lost:
             new, self._num_lost = num_lost - self._num_lost, num_lost
             self.call("on_worker_lost", new)
+
+
+def _name_uncalled(callback: Callback) -> None:
+    """Warn of methods that look like methods of `Callback` under another name, because nothing calls them."""
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    own = [name for kind in type(callback).__mro__ if not issubclass(Callback, kind) for name in vars(kind)]
+    for name in dict.fromkeys(own):
+        # Stable-Baselines3 calls methods such as `_on_step`. Other private methods belong to the callback itself.
+        if name in hooks or not name.removeprefix("_").startswith("on_") or (
+                name.startswith("_") and name[1:] not in {*hooks, *_OF_STABLE_BASELINES}):
+            continue
+        near = difflib.get_close_matches(name.removeprefix("_"), hooks, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else f"the methods of callbacks are {', '.join(hooks)}"
+        logger.warning("%s.%s is not called during training; %s", type(callback).__name__, name, meant)
+
+
+def _added_numbers(found: object) -> dict[str, float]:
+    """Return the numbers that `on_record` returned as Python's numbers.
+
+    Raises:
+        TypeError: The result is not a mapping, or a value is not a number.
+    """
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it must return a mapping from names to numbers, or None; it returned {found!r:.100}")
+    numbers: dict[str, float] = {}
+    for name, value in found.items():
+        is_scalar = isinstance(value, (Tensor, np.ndarray, np.generic)) and math.prod(value.shape) == 1
+        number = value.item() if is_scalar else value
+        if not isinstance(number, (int, float)):
+            raise TypeError(f"it must return numbers by name; {name!r} is {value!r:.100}")
+        numbers[str(name)] = number
+    return numbers
 
 
 @contextlib.contextmanager

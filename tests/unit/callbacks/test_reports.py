@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import torch
 from pytorchrl import load, train
 from pytorchrl.callbacks import Callback, MlflowLog, SaveBestModel, StopOnPlateau, WandbLog
 from pytorchrl.callbacks.base import Callbacks
+from pytorchrl.errors import CallbackError
 from pytorchrl.scheme import Evaluation
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 
@@ -156,3 +158,57 @@ def test_the_best_model_has_the_weights_that_were_evaluated(tmp_path, monkeypatc
     assert all(torch.equal(best.acting_state[name], torch.as_tensor(value)) for name, value in expected.items())
     last = load(tmp_path / "run")
     assert any(not torch.equal(last.acting_state[name], torch.as_tensor(value)) for name, value in expected.items())
+
+
+class Adds(Callback):
+    """Adds what it is given to the records."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def on_record(self, run, record):
+        return self.found
+
+
+def test_numbers_of_numpy_and_torch_are_recorded_as_numbers(tmp_path):
+    found = {"a": np.float32(0.5), "b": torch.tensor(2.0, requires_grad=True), "c": torch.tensor([3]),
+             "d": np.array([[4]]), "e": True}
+    train("ppo", "CartPole-v1", target_steps=64, log_dir=tmp_path, callbacks=[Adds(found), Adds(None)], **TINY)
+    last = json.loads((tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert last["callbacks"] == {"a": 0.5, "b": 2.0, "c": 3, "d": 4, "e": True}
+
+
+@pytest.mark.parametrize(("found", "message"), [
+    ({"a": "text"}, "'a' is 'text'"), ({"a": np.zeros(2)}, "'a' is array"), ({"a": None}, "'a' is None"),
+    ([1.0], r"a mapping from names to numbers, or None; it returned \[1.0\]")], ids=str)
+def test_other_values_of_callbacks_are_refused(found, message):
+    with pytest.raises(CallbackError, match=rf"Adds.on_record raised TypeError: it must return .*{message}"):
+        train("ppo", "CartPole-v1", target_steps=64, callbacks=[Adds(found)], **TINY)
+
+
+class Misspelled(Callback):
+    """Has methods that nothing calls, a method of its own, and one of the right name."""
+
+    def on_strat(self, run):
+        pass
+
+    def _on_step(self):
+        pass
+
+    def on_something_else(self):
+        pass
+
+    def _on_no_account(self):
+        pass
+
+    def on_end(self, run, summary):
+        pass
+
+
+def test_methods_of_callbacks_that_are_not_called_are_named(caplog):
+    group(Misspelled(), SaveBestModel(), StopOnPlateau(5))
+    found = [record.getMessage() for record in caplog.records]
+    assert [text.split(";")[0] for text in found] == [
+        f"Misspelled.{name} is not called during training" for name in ("on_strat", "_on_step", "on_something_else")]
+    assert [text.partition("did you mean ")[2] for text in found] == ["'on_start'?", "'on_step'?", ""]
+    assert "on_checkpoint" in found[2]
