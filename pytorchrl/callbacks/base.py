@@ -62,6 +62,9 @@ class Callback:
     learner. Through it, a callback can end training, or change a parameter of the algorithm.
     """
 
+    needs_evaluations: bool = False
+    """Whether the callback has no effect in a run without evaluations, so that such a run refuses it."""
+
     def check(self, run: TrainingRun) -> None:
         """Check, before anything starts, that the callback fits the run; raise `ConfigError` if it does not."""
 
@@ -149,6 +152,11 @@ class Callbacks:
     def __bool__(self) -> bool:
         """Return whether there are callbacks."""
         return bool(self._callbacks)
+
+    @property
+    def waiting_for_evaluations(self) -> list[str]:
+        """The names of the classes of callbacks that have no effect without evaluations."""
+        return [type(callback).__name__ for callback in self._callbacks if callback.needs_evaluations]
 
     def respond_to(self, hook: str) -> bool:
         """Return whether any callback overrides the method with the name `hook`."""

@@ -36,6 +36,8 @@ class SaveBestModel(Callback):
         name: Name of the model in the run's directory, without `.pt`.
     """
 
+    needs_evaluations = True
+
     def __init__(self, name: str = "best") -> None:
         self._name = name
         self.best = -math.inf
@@ -78,6 +80,7 @@ class StopAtScore(Callback):
 
     def __init__(self, score: float, *, evaluated: bool = False) -> None:
         self._score, self._evaluated = check_number("score", score), evaluated
+        self.needs_evaluations = evaluated
 
     def on_evaluation(self, run: TrainingRun, evaluation: Evaluation) -> None:
         """Stop if the evaluation has reached the score."""

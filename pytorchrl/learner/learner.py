@@ -97,6 +97,9 @@ class Learner:
         self._measured = Measurements(scheme, self._target)
         self._callbacks = Callbacks(self.options.callbacks, self.options.on_callback_error == "raise", self,
                                     self.options.callback_timeout_s)
+        if self.options.eval_every is None and (waiting := self._callbacks.waiting_for_evaluations):
+            raise ConfigError(f"{' and '.join(waiting)} would have no effect, because there are no evaluations during "
+                              "training; give eval_every, or leave the callback out")
         self._progress: Progress | None = None
 
     @in_turn("_turn")

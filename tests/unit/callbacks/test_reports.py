@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from pytorchrl import load, train
-from pytorchrl.callbacks import Callback, MlflowLog, SaveBestModel, StopOnPlateau, WandbLog
+from pytorchrl.callbacks import Callback, MlflowLog, SaveBestModel, StopAtScore, StopOnPlateau, WandbLog
 from pytorchrl.callbacks.base import Callbacks
-from pytorchrl.errors import CallbackError
+from pytorchrl.errors import CallbackError, ConfigError
 from pytorchrl.scheme import Evaluation
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 
@@ -212,3 +212,14 @@ def test_methods_of_callbacks_that_are_not_called_are_named(caplog):
         f"Misspelled.{name} is not called during training" for name in ("on_strat", "_on_step", "on_something_else")]
     assert [text.partition("did you mean ")[2] for text in found] == ["'on_start'?", "'on_step'?", ""]
     assert "on_checkpoint" in found[2]
+
+
+@pytest.mark.parametrize("callback", [SaveBestModel, lambda: StopAtScore(1.0, evaluated=True)],
+                         ids=["SaveBestModel", "StopAtScore"])
+def test_callbacks_that_wait_for_evaluations_are_refused_without_them(callback, tmp_path):
+    options = {"target_steps": 64, "log_dir": tmp_path / "run", **TINY}
+    with pytest.raises(ConfigError, match=r"would have no effect, .*; give eval_every, or leave the callback out"):
+        train("ppo", "CartPole-v1", callbacks=[callback()], **options)
+    assert not (tmp_path / "run" / "run.json").exists()
+    train("ppo", "CartPole-v1", callbacks=[callback()], eval_every=32, eval_episodes=1, **options)
+    train("ppo", "CartPole-v1", callbacks=[StopAtScore(1e9)], **{**options, "log_dir": None})

@@ -297,6 +297,8 @@ ELSEWHERE = {
     "give the file model.pt of the run": "training/test_reports.py::test_a_checkpoint_is_not_taken_for_a_model",
     **dict.fromkeys(("the default dtype of torch is", "the default device of torch is", "gradients are disabled here"),
                     "training/test_reports.py::test_settings_of_torch_that_prevent_training_are_refused"),
+    "because there are no evaluations during":
+        "callbacks/test_reports.py::test_callbacks_that_wait_for_evaluations_are_refused_without_them",
     "save it with the encoding UTF-8": "training/test_configuration.py::test_a_file_may_begin_with_a_byte_order_mark",
 }
 # A part of a text -> why no test executes its remedy.
