@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import weakref
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
+from pytorchrl.agent.env.guard import has_form
 from pytorchrl.agent.env.single import MAKE_ONE
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -30,7 +32,7 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import CheckpointError, ConfigError, Problem, WeightsError
+from pytorchrl.errors import CheckpointError, ConfigError, Problem, SpaceError, WeightsError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, is_directory_of_runs
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_tensors_of, check_finite, read_sealed, save
@@ -389,15 +391,20 @@ class TrainedAgent:
             num_episodes: Number of episodes, at least 1.
             deterministic: Whether the policy takes its best action instead of sampling one.
             seed: Seed of the environments and of sampled actions; None: the seed of the experiment.
-            envs: Other environments with the same spaces; None: the test environments of the agent.
+            envs: A factory of other environments with the same spaces, where only the bounds of observations may
+                differ; None: the test environments of the agent.
 
         Raises:
-            ConfigError: `num_episodes` is not a whole number >= 1, or the seed is not valid.
+            ConfigError: `num_episodes` is not a whole number >= 1, the seed is not valid, or `envs` is no factory of
+                environments.
+            SpaceError: The spaces of `envs` differ from those of the agent.
             EnvError: An environment raised an exception, or an episode did not end within a million steps, and
                 `max_episode_steps` was not given.
             NonFiniteDataError: An observation or the return of an episode is NaN or infinite.
         """
         num_episodes = check_whole("num_episodes", num_episodes)
+        if envs is not None:
+            _check_envs(envs, self.agent.play_envs)
         # For small batches, two threads are no faster than one, and several times slower on machines with few cores.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -500,3 +507,14 @@ class TrainedAgent:
         kept = KeptEnvs(self.agent.play_envs)
         weakref.finalize(self, kept.close)
         return kept
+
+
+def _check_envs(envs: object, known: EnvFactory) -> None:
+    """Refuse environments for an evaluation that are not given by a factory, or have other spaces than the agent's."""
+    if not isinstance(envs, EnvFactory):
+        raise ConfigError(f"envs must be a factory of environments, got {envs!r:.100}; give "
+                          "VecEnv.create_factory(env), where env is an id or a function")
+    for name, fits in (("observation_space", has_form), ("action_space", operator.eq)):
+        if not fits(given := getattr(envs, name), expected := getattr(known, name)):
+            raise SpaceError(f"{name} differs: the agent was trained with {expected}, envs have {given}; give "
+                             "environments with equal spaces")

@@ -86,7 +86,7 @@ class GuardedEnv(AnyWrapper):
         observation, action = self.env.observation_space, self.env.action_space
         for name, space, before in (("observation_space", observation, self._spaces[0]),
                                     ("action_space", action, self._spaces[1])):
-            if space is not before and not (space == before or (space is observation and _has_form(space, before))):
+            if space is not before and not (space == before or (space is observation and has_form(space, before))):
                 return (f"the environment has changed its {name} from {before} to {space}, but networks are built for "
                         "one space; declare the largest one, fill observations up, and forbid actions by action masks")
         return None
@@ -127,15 +127,15 @@ class GuardedEnv(AnyWrapper):
             f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
 
 
-def _has_form(space: AnySpace, other: AnySpace) -> bool:
-    """Return whether observations of two spaces have the same form; the bounds of boxes may differ."""
+def has_form(space: object, other: object) -> bool:
+    """Return whether observations of two spaces, or of mappings of spaces, have the same form; bounds may differ."""
+    if isinstance(space, Mapping):
+        return isinstance(other, Mapping) and space.keys() == other.keys() and all(
+            has_form(part, other[key]) for key, part in space.items())
+    if isinstance(space, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(space.spaces) == len(other.spaces) and all(map(has_form, space.spaces, other.spaces))
     if isinstance(space, spaces.Box):
         return isinstance(other, spaces.Box) and (space.shape, space.dtype) == (other.shape, other.dtype)
-    if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
-        return space.spaces.keys() == other.spaces.keys() and all(
-            _has_form(part, other.spaces[key]) for key, part in space.spaces.items())
-    if isinstance(space, spaces.Tuple) and isinstance(other, spaces.Tuple):
-        return len(space.spaces) == len(other.spaces) and all(map(_has_form, space.spaces, other.spaces))
     return space == other
 
 

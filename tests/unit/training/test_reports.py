@@ -27,7 +27,7 @@ from pytorchrl import ConfigError, OnPolicyActor, VecEnv, load, train
 from pytorchrl.agent.env.spaces import mask_flags
 from pytorchrl.analysis.runs import read_curve
 from pytorchrl.callbacks import Callback
-from pytorchrl.errors import CheckpointError, EnvError, FactoryError, WeightsError
+from pytorchrl.errors import CheckpointError, EnvError, FactoryError, SpaceError, WeightsError
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "hidden_sizes": (8,), "progress": False,
         "tensorboard": False}
@@ -480,3 +480,17 @@ def test_arithmetic_of_numpy_that_raises_errors_does_not_disturb(algorithm):
         space = gym.spaces.Box(-1, 1, (2,), np.float32) if algorithm == "sac" else None
         train(algorithm, Small, env_kwargs={"action_space": space}, target_steps=48,
               **{**(TINY if algorithm == "ppo" else REPLAY), "normalize_obs": True})
+
+
+def test_an_evaluation_in_other_environments_needs_a_factory_and_equal_spaces():
+    agent = train("ppo", Small, target_steps=32, **TINY)
+    for wrong in ("CartPole-v1", Small(), Small):
+        with pytest.raises(ConfigError, match=r"envs must be a factory of environments, got .*; give VecEnv\.create_f"):
+            agent.evaluate(1, envs=wrong)
+    with pytest.raises(SpaceError, match=r"action_space differs: the agent was trained with Discrete.2., envs have Dis"):
+        agent.evaluate(1, envs=VecEnv.create_factory(Small, {"action_space": gym.spaces.Discrete(3)}))
+    with pytest.raises(SpaceError, match=r"observation_space differs.*; give environments with equal spaces"):
+        agent.evaluate(1, envs=VecEnv.create_factory("CartPole-v1"))
+    assert agent.evaluate(1, envs=VecEnv.create_factory(Small)).return_mean == 5.0
+    wider = {"name": "observation_space", "first": box(9.0), "second": box(9.0)}
+    assert agent.evaluate(1, envs=VecEnv.create_factory(Changing, wider)).return_mean == 5.0
