@@ -299,7 +299,8 @@ ELSEWHERE = {
                     "training/test_reports.py::test_settings_of_torch_that_prevent_training_are_refused"),
     "because there are no evaluations during":
         "callbacks/test_reports.py::test_callbacks_that_wait_for_evaluations_are_refused_without_them",
-    **dict.fromkeys(("envs must be a factory of environments", "the agent was trained with"), "training/test_reports.py::"
+    **dict.fromkeys(("envs must be a factory of environments", "the agent was trained with"),
+                    "training/test_reports.py::"
                     "test_an_evaluation_in_other_environments_needs_a_factory_and_equal_spaces"),
     "save it with the encoding UTF-8": "training/test_configuration.py::test_a_file_may_begin_with_a_byte_order_mark",
 }

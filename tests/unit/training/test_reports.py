@@ -487,7 +487,7 @@ def test_an_evaluation_in_other_environments_needs_a_factory_and_equal_spaces():
     for wrong in ("CartPole-v1", Small(), Small):
         with pytest.raises(ConfigError, match=r"envs must be a factory of environments, got .*; give VecEnv\.create_f"):
             agent.evaluate(1, envs=wrong)
-    with pytest.raises(SpaceError, match=r"action_space differs: the agent was trained with Discrete.2., envs have Dis"):
+    with pytest.raises(SpaceError, match=r"action_space differs: the agent was trained with Discrete.2., envs have D"):
         agent.evaluate(1, envs=VecEnv.create_factory(Small, {"action_space": gym.spaces.Discrete(3)}))
     with pytest.raises(SpaceError, match=r"observation_space differs.*; give environments with equal spaces"):
         agent.evaluate(1, envs=VecEnv.create_factory("CartPole-v1"))
