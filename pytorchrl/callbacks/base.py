@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks.time_limit import time_limit
-from pytorchrl.errors import CallbackError
+from pytorchrl.errors import CallbackError, ContractError
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
@@ -263,20 +263,22 @@ def _added_numbers(found: object) -> dict[str, float]:
     """Return the numbers that `on_record` returned as Python's numbers.
 
     Raises:
-        TypeError: The result is not a mapping, or a value is not a number.
+        ContractError: The result is not a mapping, or a value is not a number.
     """
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise TypeError(f"it must return a mapping from names to numbers, or None; it returned {found!r:.100}")
-    numbers: dict[str, float] = {}
-    for name, value in found.items():
-        is_scalar = isinstance(value, (Tensor, np.ndarray, np.generic)) and math.prod(value.shape) == 1
-        number = value.item() if is_scalar else value
-        if not isinstance(number, (int, float)):
-            raise TypeError(f"it must return numbers by name; {name!r} is {value!r:.100}")
-        numbers[str(name)] = number
-    return numbers
+        raise ContractError(f"it must return a mapping from names to numbers, or None; it returned {found!r:.100}")
+    return {str(name): _number(name, value) for name, value in found.items()}
+
+
+def _number(name: object, value: object) -> float:
+    number: object = value
+    if isinstance(value, (Tensor, np.ndarray, np.generic)) and math.prod(value.shape) == 1:
+        number = value.item()
+    if not isinstance(number, (int, float)):
+        raise ContractError(f"it must return numbers by name; {name!r} is {value!r:.100}")
+    return number
 
 
 @contextlib.contextmanager

@@ -182,7 +182,7 @@ def test_numbers_of_numpy_and_torch_are_recorded_as_numbers(tmp_path):
     ({"a": "text"}, "'a' is 'text'"), ({"a": np.zeros(2)}, "'a' is array"), ({"a": None}, "'a' is None"),
     ([1.0], r"a mapping from names to numbers, or None; it returned \[1.0\]")], ids=str)
 def test_other_values_of_callbacks_are_refused(found, message):
-    with pytest.raises(CallbackError, match=rf"Adds.on_record raised TypeError: it must return .*{message}"):
+    with pytest.raises(CallbackError, match=rf"Adds.on_record raised ContractError: it must return .*{message}"):
         train("ppo", "CartPole-v1", target_steps=64, callbacks=[Adds(found)], **TINY)
 
 
