@@ -32,7 +32,7 @@ from pytorchrl.agent.options import build_options
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import CheckpointError, ConfigError, Problem, SpaceError, WeightsError
+from pytorchrl.errors import CheckpointError, ConfigError, Problem, PyTorchRLError, SpaceError, WeightsError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, is_directory_of_runs
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_tensors_of, check_finite, read_sealed, save
@@ -44,7 +44,7 @@ from pytorchrl.scheme.check import keyword_problems
 from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.numbers import check_whole
-from pytorchrl.support.tracebacks import brief_errors
+from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import MetricsDict, OptionValue
 from pytorchrl.training import presets, recipes
 from pytorchrl.training.composition import Composition, compose_parts, option_specs, with_code
@@ -271,7 +271,10 @@ def load(
         agent = recipes.build(run, run_dir, algorithm, trust=trust, model=state)
         try:
             acting = agent.algo_factory(device="cpu", actor=agent.actor_factory(device="cpu", seed=0), seed=0)
-        except (RuntimeError, MemoryError, OverflowError, RecursionError, TypeError, ConfigError) as error:
+        except PyTorchRLError:
+            raise
+        except USER_ERRORS as error:  # for example, a network of the user reads a file that is missing here
+            reraise_of_signal(error)
             # If memory is lacking, torch may append a C++ stack trace to the message. Keep only the first line.
             reason = str(error).partition("\n")[0]
             raise CheckpointError(f"the agent that {RUN_FILE} in {str(run_dir)!r} describes cannot be built: "

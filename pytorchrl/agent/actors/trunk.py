@@ -23,7 +23,6 @@ from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Factory, Options, option
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
-from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 
 LeafSpaces = Mapping[str, gym.Space[object]]
@@ -245,13 +244,7 @@ def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_ob
     The trial also gives lazy layers their sizes. It leaves the modes of the layers, and what they learn, unchanged.
     """
     given: object = spaces[OBS_LEAF] if set(spaces) == {OBS_LEAF} else dict(spaces)
-    try:
-        module = build(space=given) if isinstance(build, Factory) else build(given)
-    except USER_ERRORS as error:
-        reraise_of_signal(error)
-        name = getattr(build, "__qualname__", repr(build))
-        raise ConfigError(f"feature_extractor {name} raised {type(error).__name__}: {error}; every worker builds it, "
-                          "and so do load and act, also on other machines") from error
+    module = build(space=given) if isinstance(build, Factory) else build(given)
     if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
         raise ConfigError(
             f"feature_extractor must return a torch module with an integer attribute out_features, got {module!r}")
@@ -271,11 +264,7 @@ def _try_extractor(module: nn.Module, obs: dict[str, Tensor]) -> None:
     before = {leaf: rows._version for leaf, rows in obs.items()}
     number, shapes = len(next(iter(obs.values()))), {leaf: tuple(rows.shape) for leaf, rows in obs.items()}
     given = f"{type(module).__name__}, the feature_extractor, was given {shapes}"
-    try:
-        features = module(obs[OBS_LEAF] if set(obs) == {OBS_LEAF} else obs)
-    except USER_ERRORS as error:
-        reraise_of_signal(error)
-        raise ConfigError(f"{given} and raised {type(error).__name__}: {error}") from error
+    features = module(obs[OBS_LEAF] if set(obs) == {OBS_LEAF} else obs)
     size = num_features(module)
     if not isinstance(features, Tensor) or tuple(features.shape) != (number, size):
         found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__

@@ -259,9 +259,8 @@ def test_layers_with_hooks_learn(algorithm, is_outermost):
      r"has out_features=9, so it must return a tensor of shape \(1, 9\), got \(1, 8\)"),
     ({"forward": lambda self, obs: Extractor.forward(self, obs).squeeze(0)}, r"shape \(1, 8\), got \(8,\)"),
     ({"forward": lambda self, obs: [obs]}, "got list"),
-    ({"forward": lambda self, obs: self.layer(obs[:, :2])}, "raised RuntimeError"),
     ({"forward": lambda self, obs: Extractor.forward(self, obs.mul_(2))}, "changes obs in place")],
-    ids=["size", "squeeze", "list", "error", "in place"])
+    ids=["size", "squeeze", "list", "in place"])
 def test_a_feature_extractor_is_tried_before_anything_starts(changes, message):
     with pytest.raises(ConfigError, match=message):
         trained_with(type("Own", (Extractor,), changes))
@@ -283,10 +282,9 @@ def test_weights_that_a_feature_extractor_no_longer_finds_are_named(tmp_path):
     train("ppo", Small, target_steps=32, log_dir=tmp_path / "run", feature_extractor=FromFile, **TINY)
     assert load(tmp_path / "run").evaluate(1).return_mean == 5.0
     FromFile.path.unlink()
-    message = r"feature_extractor FromFile raised FileNotFoundError: .*weights\.pt'; every worker builds it"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(FileNotFoundError):  # errors of the user's own code are shown as they are
         train("ppo", Small, feature_extractor=FromFile, **TINY)
-    with pytest.raises(CheckpointError, match=f"describes cannot be built: ConfigError: {message}"):
+    with pytest.raises(CheckpointError, match=r"describes cannot be built: FileNotFoundError: .*weights\.pt"):
         load(tmp_path / "run")
 
 
