@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 import pytorchrl as prl
+from pytorchrl.agent.acting import Acting, PolicyParts
 from pytorchrl.agent.policy import Policy
 from pytorchrl.errors import ConfigError
-from tests.unit.learner.small_agents import AGENTS, TINY, agent_of, make_env
+from tests.unit.learner.small_agents import AGENTS, TINY, agent_of, make_env, observations
 
 SINGLE = [name for name in AGENTS if name != "independent"]
 
@@ -98,6 +101,25 @@ def test_masks_are_obeyed():
         agent.policy(torch.zeros(2, 4))
     both = agent.policy(torch.zeros(2, 4), mask=torch.tensor([[True, False], [False, True]]))
     assert both.tolist() == [0, 1]
+
+
+def test_sampled_actions_use_the_exploration_after_its_annealing():
+    made = agent_of("dqn")
+    algo = prl.DQN.create_factory(initial_epsilon=1.0, final_epsilon=0.0, start_steps=1000, test_epsilon=1.0)
+    agent = prl.TrainedAgent(agent=dataclasses.replace(made.agent, algo_factory=algo), acting_state=made.acting_state,
+                             seed=3)
+    for obs in observations(make_env("dqn"))[:5]:
+        assert {int(agent.act(obs, deterministic=how)) for how in (True, *[False] * 10)} == {int(agent.act(obs))}
+
+
+def test_each_policy_samples_with_its_own_seed(monkeypatch):
+    seeds, build = [], PolicyParts.build
+    monkeypatch.setattr(PolicyParts, "build", lambda parts, seed: seeds.append(seed) or build(parts, seed))
+    agent = agent_of("independent")
+    for seed in (1, 1, 2):
+        Acting(agent.agent, agent.acting_state, seed)
+    assert seeds[:2] == seeds[2:4]
+    assert len(set(seeds)) == 4
 
 
 def test_several_policies_are_a_mapping():

@@ -42,6 +42,41 @@ def test_the_interval_of_a_difference_is_that_of_welchs_test_and_of_the_paired_t
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.03 * (high - low))
 
 
+def half_width_in_loops(statistic, samples, resamples, tail):
+    """Return half the width of the interval `method="t"`, computed with plain loops, run by run."""
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(len(sample), size=(resamples, *sample.shape)) for sample in samples]
+    drawn = [float(statistic(*(np.stack([sample[rows[:, task], task] for task in range(sample.shape[1])], axis=1)
+                               for sample, rows in zip(samples, (all_[b] for all_ in draws), strict=True))))
+             for b in range(resamples)]
+    centre = sum(drawn) / resamples
+    variance = sum((one - centre)**2 for one in drawn) / resamples
+    raw = corrected = squares = 0.0
+    for sample, rows in zip(samples, draws, strict=True):
+        runs = len(sample)
+        for task in range(sample.shape[1]):
+            part = 0.0
+            for run in range(runs):
+                times = [sum(row[task] == run for row in resample) for resample in rows]
+                mean_times = sum(times) / resamples
+                part += (sum((n - mean_times) * (one - centre) for n, one in zip(times, drawn, strict=True))
+                         / resamples)**2
+            # Noise adds the variance of each of the `runs` covariances, which have runs - 1 degrees of freedom.
+            part = max(0.0, part - (runs - 1) * variance / resamples)
+            raw += part
+            corrected += part * runs / (runs - 1)
+            squares += (part * runs / (runs - 1))**2 / (runs - 1)
+    return stats.t.isf(tail, corrected**2 / squares) * (variance * corrected / raw)**0.5
+
+
+def test_intervals_of_few_resamples_equal_those_of_plain_loops():
+    """Check two sets of runs of different sizes. With 100 resamples, the noise of the covariances is large."""
+    samples = [SCORES[:, :3], 2 * BASELINE[:4, :3]]
+    found = estimate(difference(mean), *samples, resamples=100)
+    half = half_width_in_loops(difference(mean), samples, 100, 0.025)
+    assert float(found.high - found.value) == pytest.approx(half, rel=1e-9)
+
+
 def test_percentile_intervals_are_quantiles_of_all_possible_resamples():
     """With two runs, a resample has the mean -1, 0 or 1, with probabilities of 1/4, 1/2 and 1/4."""
     ends = {confidence: estimate(mean, [-1.0, 1.0], method="percentile", confidence=confidence, resamples=5000)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from pytorchrl import ASYNC, SYNC, ConfigError, Learner, Scheme, load, train
 from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.callbacks import Callback
+from pytorchrl.callbacks.base import Callbacks
 from pytorchrl.errors import CallbackError
 from tests.conftest import pairwise
 
@@ -100,6 +103,21 @@ def test_lost_workers_are_counted():
         learner.train()
         learner._look(0.0)
     assert sum(count for name, _, *rest in spy.calls if name == "on_worker_lost" for count in rest) == 1
+
+
+def test_each_evaluation_and_each_loss_is_reported_once():
+    spy = Spy()
+    callbacks = Callbacks([spy], True, SimpleNamespace(updates=0))
+    first, equal = (Evaluation(0, (1.0,), (1,)) for _ in range(2))
+    for evaluation in (None, first, first, None, first, equal, equal):
+        callbacks.evaluated(evaluation)
+    found = [call[2] for call in spy.calls]
+    assert len(found) == 2
+    assert (found[0] is first, found[1] is equal) == (True, True)
+    spy.calls.clear()
+    for total in (0, 2, 2, 7, 7, 8):
+        callbacks.count_lost(total)
+    assert [call[2] for call in spy.calls] == [2, 5, 1]
 
 
 def test_numbers_are_added_to_the_record(tmp_path):

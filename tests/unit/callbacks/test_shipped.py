@@ -85,10 +85,17 @@ def test_a_run_stops_on_a_plateau_also_after_a_resume():
         callback.on_record(run, {})
     resumed = StopOnPlateau(100, min_improvement=1.0)
     resumed.load_state(callback.state())
+    resumed.on_record(run, {})  # 99 env steps after the best mean return, so this is too early
     assert not run.reasons
     run.env_steps = 200
     resumed.on_record(run, {})
     assert run.reasons == ["the mean return has not improved for 100 env steps"]
+    run.env_steps, run.return_mean = 210, 3.2  # an improvement
+    resumed.on_record(run, {})
+    run.env_steps = 309
+    resumed.on_record(run, {})
+    assert len(run.reasons) == 1
+    assert resumed.state() == {"best": 3.2, "best_at": 210}
 
 
 @pytest.mark.parametrize(("make", "message"), [

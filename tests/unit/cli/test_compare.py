@@ -13,6 +13,7 @@ from pytorchrl.cli import main
 
 PNG = b"\x89PNG\r\n\x1a\n"
 FINALS = {"a": (80.0, 90.0, 95.0), "b": (60.0, 50.0, 70.0)}
+PONG_FINALS = {"a": (170.0, 20.0, 120.0), "b": (10.0, 30.0, 90.0)}
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for env in ("CartPole-v1", "Pong"):
         folder = "runs" if env == "CartPole-v1" else "pong"
-        for name, finals in FINALS.items():
+        for name, finals in (FINALS if folder == "runs" else PONG_FINALS).items():
             for seed, final in enumerate(finals, start=1):
                 run_dir = tmp_path / folder / f"{name}-{seed}"
                 run_dir.mkdir(parents=True)
@@ -90,8 +91,20 @@ def test_scores_of_several_tasks_are_normalized(capsys, runs):
     assert code == 0
     found = json.loads(out)
     assert found["groups"]["a"]["tasks"] == ["CartPole-v1", "Pong"]
-    both = normalize([[final, final] for final in FINALS["a"]], [(0, 100), (0, 200)])
-    assert found["groups"]["a"]["iqm"]["value"] == pytest.approx(float(iqm(both)))
+    for group in ("a", "b"):
+        both = normalize(list(zip(FINALS[group], PONG_FINALS[group], strict=True)), [(0, 100), (0, 200)])
+        assert found["groups"][group]["iqm"]["value"] == pytest.approx(float(iqm(both)))
+    code, _, err = run(capsys, "compare", *groups, "--reference", "Pong=0:200")
+    assert code == 2
+    assert "with the scores that count as 0 and 1, for CartPole-v1\n" in err
+
+
+def test_an_optimality_gap_is_not_negative(capsys, runs):
+    found = json.loads(run(capsys, "compare", "a=runs/a*", "--json", "--reference", "CartPole-v1=0:90")[1])
+    gap = found["groups"]["a"]["gap"]
+    assert gap["value"] == pytest.approx(10 / 90 / 3)
+    assert gap["low"] == 0.0
+    assert gap["high"] > 2 * gap["value"]
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -101,6 +114,8 @@ def test_scores_of_several_tasks_are_normalized(capsys, runs):
     (["compare", "a=runs/a*", "--baseline", "b"], "--baseline must be one of the groups 'a'; got 'b'"),
     (["compare", "a=runs/a*", "--reference", "Pong=0:1"], "--reference names the task 'Pong'"),
     (["compare", "a=runs/a*", "--reference", "Pong"], "expected TASK=LOW:HIGH with LOW < HIGH"),
+    (["compare", "a=runs/a*", "--reference", "Pong=1:1"], "expected TASK=LOW:HIGH with LOW < HIGH"),
+    (["compare", "a=runs/a*", "--reference", "x=y=0:1"], "--reference names the task 'x=y'"),
     (["compare", "a=runs/a*", "--confidence", "95"], "confidence must be between 0 and 1"),
     (["compare", "runs/c"], "contains no run"), (["compare", "runs/"], "is a directory of runs; name one of them"),
     (["plot", "runs/a-1", "--smooth", "2"], "below 1; got 2"), (["plot", "runs/a-1", "--by", "x"], "the setting 'x'"),

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import warnings
+from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import pytorchrl
 from pytorchrl import errors
 from pytorchrl.agent.algorithms.registry import registered
-from pytorchrl.cli import enjoy, main, parsing
+from pytorchrl.cli import enjoy, main, parsing, saved_agent
 from pytorchrl.cli.parsing import flag_of, is_common
 from pytorchrl.cli.train import parse
 from pytorchrl.agent.option_values.text import form_of
@@ -124,7 +125,7 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     (["enjoy"], "RUN_DIR"),
     (["plot"], "RUN_DIR"),
     (["enjoy", "x", "--episodes", "0"], "whole number >= 1"),
-    (["enjoy", "x", "--seed", "-1"], "--seed"),
+    (["enjoy", "x", "--seed", "-1"], "--seed"), (["enjoy", "x", "--seed", str(2**63)], "from 0 to 2**63 - 1"),
     (["enjoy", "x", "--sed", "1"], "did you mean --seed?"),
 ])
 def test_wrong_arguments_print_usage_and_a_suggestion(capsys, arguments, message):
@@ -148,6 +149,27 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
         assert (given.algorithm, given.env, given.hidden_sizes) == ("ppo", "CartPole-v1", sizes)
     assert parse("train", "Train", ["ppo", "--info-keywords", "lives", "score", "--env",
                                     "X-v0"]).info_keywords == ("lives", "score")
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["--env-kwargs", '{"x": 1}', "--env", "X-v0", "ppo"], {"env_kwargs": {"x": 1}}),
+    (["--env-kwargs", '{"x": "ppo"}', "dqn", "--env", "X-v0"], {"algorithm": "dqn", "env_kwargs": {"x": "ppo"}}),
+    (["ppo", "--env-kwargs={}", "--env=X-v0"], {"env_kwargs": {}}),
+    (["--preset", "impala", "appo", "--env", "X-v0"], {"algorithm": "appo", "preset": "impala"}),
+    (["--env", "my_envs:Maze", "--no-progress", "ppo"], {"env": "my_envs:Maze", "progress": False}),
+    (["--json", "ppo", "--lr=0.5", "--env", "X-v0"], {"json": True, "lr": 0.5}),
+    (["--lr=0.5", "ppo", "--log-dir", "ppo", "--env", "X-v0"], {"log_dir": "ppo"}),
+    (["--config", "run.toml", "--env-kwargs", '{"x": 1}'], {"algorithm": "a2c", "env": "Y-v0", "env_kwargs": {"x": 1}}),
+    (["--config", "run.toml", "--env", "X-v0", "--lr", "0.25"], {"algorithm": "a2c", "lr": 0.25, "gamma": 0.5}),
+    (["--config=run.toml", "--env=X-v0"], {"algorithm": "a2c", "lr": 0.125}),
+])
+def test_flags_may_have_any_order(tmp_path, monkeypatch, words, expected):
+    """Check the arguments that are searched before they are parsed: the algorithm, and the values of some flags."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text('algorithm = "a2c"\nenv = "Y-v0"\nlr = 0.125\ngamma = 0.5\n')
+    given = vars(parse("train", "Train", words))
+    expected = {"algorithm": "ppo", "env": "X-v0", **expected}
+    assert {name: given[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -318,6 +340,41 @@ def test_stochastic_samples_actions(capsys, tmp_path):
     for deterministic, returns in played.items():
         assert returns == list(agent.evaluate(5, deterministic=deterministic).returns)
     assert played[True] != played[False]
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Let `enjoy` play with an agent that only records how it plays; return the list of these records."""
+    calls, agent = [], SimpleNamespace()
+
+    def evaluate(num_episodes, **how):
+        calls.append((num_episodes, how))
+        return pytorchrl.scheme.Evaluation(0, (1.0, 2.0, 6.0)[:num_episodes], (3, 5, 100)[:num_episodes])
+    agent.evaluate = evaluate
+    monkeypatch.setattr(saved_agent, "load", lambda run_dir, **how: calls.append((run_dir, how)) or agent)
+    monkeypatch.setattr(enjoy, "show_episodes", lambda agent, num_episodes, **how: evaluate(num_episodes, **how))
+    return calls
+
+
+@pytest.mark.parametrize(("flags", "episodes", "seed", "deterministic"), [
+    ([], 10, None, True), (["--seed", "5"], 10, 5, True), (["--stochastic"], 10, None, False),
+    (["--episodes", "3"], 3, None, True), (["--seed", str(2**63 - 1)], 10, 2**63 - 1, True)])
+def test_each_flag_of_enjoy_works_alone(capsys, played, flags, episodes, seed, deterministic):
+    how = {"seed": seed, "deterministic": deterministic}
+    assert run(capsys, "enjoy", "x", *flags, "--model", "best")[0] == 0
+    assert played == [("x", {"model": "best", "algorithm": None, "trust": False}), (episodes, how)]
+    del played[:]
+    assert run(capsys, "enjoy", "x", *flags, "--render", "human")[0] == 0
+    assert played == [("x", {"model": "model", "algorithm": None, "trust": False}), (episodes, how), (episodes, how)]
+
+
+def test_enjoy_prints_the_statistics_of_the_returns(capsys, played):
+    found = json.loads(run(capsys, "enjoy", "x", "--json")[1])
+    assert found["return_std"] == pytest.approx((14 / 3)**0.5)  # the mean square of the deviations -2, -1 and 3
+    assert (found["return_mean"], found["length_mean"], found["episodes"]) == (3.0, 36.0, 3)
+    assert run(capsys, "enjoy", "x")[1] == (
+        "mean return of 3 evaluation episodes: 3.00 (standard deviation 2.16, from 1.0 to 6.0)\n")
+    assert json.loads(run(capsys, "enjoy", "x", "--json", "--episodes", 1)[1])["return_std"] == 0.0
 
 
 @pytest.mark.parametrize(("flags", "deterministic"), [((), True), (("--stochastic",), False)])

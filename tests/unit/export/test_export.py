@@ -23,7 +23,7 @@ from pytorchrl.cli import main
 from pytorchrl.errors import ConfigError, ExportError
 from pytorchrl.export import checks
 from pytorchrl.export.formats import FORMATS
-from pytorchrl.export.inputs import sample
+from pytorchrl.export.inputs import describe, example_inputs, sample
 from tests.conftest import process_environment
 from tests.unit.learner import exported_files
 from tests.unit.learner.small_agents import TINY, Mixed, agent_of, make_env
@@ -172,6 +172,22 @@ def test_nothing_but_the_files_is_written(folder):
     assert {path.name for path in folder.iterdir()} - {"steps.pickle"} == set(files_of(USUAL))
 
 
+def test_outputs_have_names_and_the_described_shapes(folder):
+    """Check the names of an ONNX file's outputs, and the description of a memory with two entries."""
+    onnx = pytest.importorskip("onnxruntime").InferenceSession(str(folder / "ppo-lstm.onnx"))
+    assert [output.name for output in onnx.get_outputs()] == ["action", "next_memory/policy"]
+    assert [found.name for found in onnx.get_inputs()] == ["obs", "memory/policy"]
+    policy = agent_of("r2d2").policy
+    described = describe("r2d2", policy, example_inputs(policy))
+    memory = {name: ["batch", *state.shape[1:]] for name, state in policy.initial_memory(2).items()}
+    assert len({str(shape) for shape in memory.values()}) == len(memory) == 2
+    for kind, first in (("inputs", "obs"), ("outputs", "action")):
+        prefix = "" if kind == "inputs" else "next_"
+        shapes = [(entry["name"], entry["shape"]) for entry in described[kind]]
+        assert shapes[0][0] == first
+        assert shapes[1:] == [(f"{prefix}memory/{name}", shape) for name, shape in memory.items()]
+
+
 def test_a_file_accepts_batches_of_any_size(folder):
     policy = agent_of("ppo-lstm").policy
     for form in FORMATS.values():
@@ -270,6 +286,34 @@ def test_discrete_actions_must_be_equal():
     steps = [checks.Observed(np.zeros((3, 4), np.float32), None, np.ones(3, bool), np.array([0, 1, 1]))]
     found = checks.compare(lambda _: [np.array([0, 1, 0])], agent_of("dqn").policy, steps)
     assert found == checks.PolicyComparison(3, 1, 1.0)
+
+
+def test_the_check_covers_all_steps_and_all_parts_of_an_action():
+    """Check the counts over three steps of different sizes, in which the first has the largest difference."""
+    differences = [np.array([[0.0, 0.3], [0.1, 0.0], [0.0, 0.0]]), np.array([[0.2, 0.0], [0.0, 0.0]]),
+                   np.array([[0.0, 0.0]])]
+    answers = iter([0.5 + part for part in differences])
+    steps = [checks.Observed(np.zeros((len(part), 3), np.float32), None, np.ones(len(part), bool),
+                             np.full(part.shape, 0.5)) for part in differences]
+    found = checks.compare(lambda _: [next(answers)], agent_of("sac").policy, steps)
+    assert (found.num_observations, found.num_different) == (6, 3)
+    assert found.largest_difference == pytest.approx(0.3)
+    answers = iter([np.full((1, 1), np.nan), np.zeros((1, 1))])
+    steps = [checks.Observed(np.zeros((1, 3), np.float32), None, np.ones(1, bool), np.zeros((1, 1)))] * 2
+    assert np.isnan(checks.compare(lambda _: [next(answers)], agent_of("sac").policy, steps).largest_difference)
+
+
+def test_the_check_shows_rewards_to_a_memory_that_receives_them():
+    policy, seen = agent_of("r2d2").policy, []
+    widths = {name: state.shape[1] for name, state in policy.initial_memory(1).items()}
+
+    def compute(inputs):
+        seen.append(inputs.memory["q/previous"][:, -1].tolist())
+        return [np.zeros(2, np.int64), *(np.ones((2, width), np.float32) for width in widths.values())]
+    steps = [checks.Observed(np.zeros((2, 4), np.float32), None, np.zeros(2, bool), np.zeros(2, np.int64),
+                             np.array(reward, np.float32)) for reward in ([5.0, 6.0], [7.0, 8.0], [0.0, 0.0])]
+    checks.compare(compute, policy, steps)
+    assert seen == [[0.0, 0.0], [5.0, 6.0], [7.0, 8.0]]
 
 
 def test_the_check_resets_the_memory_where_an_episode_starts():

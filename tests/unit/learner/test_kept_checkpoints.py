@@ -9,7 +9,8 @@ import pytest
 
 from pytorchrl.learner import checkpoints
 from pytorchrl.learner.checkpoints import CheckpointFiles, Written
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.files.tensors import save
 from pytorchrl.learner.options import LearnerOptions
 from pytorchrl.agent.data import Evaluation
 from tests.unit.learner.test_checkpoints import files, interrupt_after, make
@@ -131,6 +132,19 @@ def test_a_damaged_checkpoint_is_reported_with_its_member_and_what_is_lost(tmp_p
     assert newest.name in text
     assert "is damaged: the checksum of step-" in text or "is damaged: the checksum of archive" in text
     assert f"continues from {oldest.name} instead, so the {lost} env steps in between are lost" in text
+
+
+@pytest.mark.parametrize("env_steps", [200, 400])
+def test_a_renamed_checkpoint_is_refused(tmp_path, env_steps):
+    """Check files that were renamed to fewer and to more env steps than they contain."""
+    save(tmp_path / "step-000000000300.pt", {"scheme": {}, "learner": {"env_steps": 300}})
+    assert checkpoints.read(tmp_path / "step-000000000300.pt")["learner"] == {"env_steps": 300}
+    other = tmp_path / f"step-{env_steps:012d}.pt"
+    (tmp_path / "step-000000000300.pt").rename(other)
+    with pytest.raises(CheckpointError, match=f"{other.name}' was renamed: it contains 300 env steps"):
+        checkpoints.read(other)
+    other.rename(tmp_path / "mine.pt")  # a name without a number cannot be wrong
+    assert checkpoints.read(tmp_path / "mine.pt")["learner"] == {"env_steps": 300}
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -59,6 +59,68 @@ def test_a_recording_counts_the_reads_before_each_outermost_write():
     assert journal.take() == Section([], [2, 0])
 
 
+def test_a_released_recording_records_nothing_more():
+    journal = Recording()
+    with journal.writing():
+        journal.note("answer", 1)
+    journal.release()
+    journal.note("answer", 2)
+    with journal.writing():
+        pass
+    assert journal.take() == Section([("answer", 1)], [0])
+
+
+def run_tasks(simulation, **bodies):
+    """Run functions as tasks of a simulation, and return whether all of them have ended after 100 s."""
+    tasks = [Task(name, None) for name in bodies]
+    for task, body in zip(tasks, bodies.values(), strict=True):
+        simulation.start(task, threading.Thread(daemon=True), body)
+    return all(simulation.join(task, 100.0) for task in tasks)
+
+
+@pytest.mark.parametrize("turns", [[0, 2], [1]])
+def test_a_replay_that_is_stopped_before_the_end_of_its_record_enforces_nothing_more(simulation, turns):
+    """Check a thread that waits to write: it continues as soon as the rest of the record is discarded."""
+    journal, times = Replaying("GWorker 1", Section([("answer", 1), ("answer", 2)], turns), simulation), []
+
+    def learn():
+        for _ in range(3):
+            with journal.writing():
+                times.append(simulation.now)
+
+    def stop():
+        simulation.sleep(5.0)
+        assert journal.upcoming() == ("answer", 1)
+        journal.release()
+    assert run_tasks(simulation, learn=learn, stop=stop)
+    assert times == ([0.0] if turns[0] == 0 else []) + [5.0] * (3 - (turns[0] == 0))
+    assert (journal.upcoming(), journal.upcoming_of("answer", 2)) == (None, None)
+    journal.note("answer", 99)
+    with journal.reading():
+        pass
+
+
+def test_a_thread_that_waits_for_its_turn_gets_the_error_of_the_collector_thread(simulation):
+    journal, found = Replaying("GWorker 1", Section([("answer", 1)], [1]), simulation), []
+
+    def learn():
+        try:
+            with journal.writing():
+                found.append("written")
+        except KeyError as error:
+            found.append(error)
+
+    def fail():
+        simulation.sleep(5.0)
+        journal.fail(failure)
+    failure = KeyError("collector")
+    assert run_tasks(simulation, learn=learn, fail=fail)
+    assert found == [failure]
+    with journal.reading():  # its turn has come, so the failure does not matter
+        found.append("read")
+    assert found == [failure, "read"]
+
+
 def test_a_write_that_is_not_in_the_record_follows_all_recorded_events(simulation):
     journal, order = Replaying("GWorker 1", Section([("answer", 1), ("answer", 2)], [0]), simulation), []
 

@@ -119,3 +119,25 @@ def test_discounted_sums_are_repeated_unchanged_where_a_row_within_an_episode_is
     sums = discounted_sums(rollout, 0.5, running)
     assert sums[:, 0].tolist() == [6.0, 6.0, 5.0, 5.0]
     assert running.tolist() == [5.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_discounted_sums_equal_a_loop_wherever_rollouts_are_cut(seed):
+    """Check sums of three environments over rollouts of one to nine rows, which end and begin with ends of episodes."""
+    rng, running, plain = np.random.default_rng(seed), np.zeros(3), np.zeros(3)
+    for steps in (1, 9, 1, 4, 1, 1, 7):
+        reward = rng.normal(size=(steps, 3)).astype(np.float32)
+        valid = rng.random((steps, 3)) < 0.8
+        ended = (rng.random((steps, 3)) < 0.4) & valid
+        truncated = ended & (rng.random((steps, 3)) < 0.5)
+        rollout = RolloutData(
+            obs={}, done=torch.zeros(steps + 1, 3, dtype=torch.bool), rhs={}, mask=None,
+            action=torch.zeros(steps, 3, dtype=torch.int64), reward=torch.tensor(reward),
+            terminated=torch.tensor(ended & ~truncated), truncated=torch.tensor(truncated), valid=torch.tensor(valid),
+            final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})
+        sums = discounted_sums(rollout, 0.9, running)
+        for t, e in np.ndindex(steps, 3):
+            plain[e] = 0.9 * plain[e] + reward[t, e] if valid[t, e] else plain[e]
+            assert sums[t, e] == pytest.approx(plain[e])
+            plain[e] = 0.0 if ended[t, e] else plain[e]
+        np.testing.assert_allclose(running, plain, atol=1e-12)

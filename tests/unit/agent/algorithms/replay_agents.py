@@ -53,6 +53,23 @@ def act(algorithm, times=1, **how):
     return np.concatenate([algorithm.acting_step(OBS, {}, ROWS, **how).action for _ in range(times)])
 
 
+def assert_explores(actions, greedy, epsilon, allowed):
+    """Check that each of E environments explores with probability epsilon, independently of the other environments.
+
+    Args:
+        actions: (S, E), the actions of S steps with equal observations.
+        greedy: (E,), the best action of each environment.
+        epsilon: Probability of a random action.
+        allowed: (E, n) bool, the allowed actions, from which random actions are drawn uniformly.
+    """
+    chosen = np.eye(allowed.shape[1])[actions]  # (S, E, n)
+    expected = epsilon * allowed / allowed.sum(-1, keepdims=True) + (1 - epsilon) * np.eye(allowed.shape[1])[greedy]
+    np.testing.assert_allclose(chosen.mean(0), expected, atol=0.06)
+    for e in range(1, len(greedy)):  # the joint distribution of two environments is the product of their distributions
+        joint = chosen[:, e - 1, :, None] * chosen[:, e, None, :]
+        np.testing.assert_allclose(joint.mean(0), np.outer(expected[e - 1], expected[e]), atol=0.06)
+
+
 def leaves(value):
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in leaves(value[key])]

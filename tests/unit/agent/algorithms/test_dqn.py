@@ -10,7 +10,7 @@ import torch
 from pytorchrl.agent.algorithms import ladder_epsilon
 from pytorchrl.agent.schedules import linear
 from pytorchrl.errors import ConfigError
-from tests.unit.agent.algorithms.replay_agents import OBS, act, make, update
+from tests.unit.agent.algorithms.replay_agents import OBS, ROWS, act, assert_explores, make, update
 
 
 def test_epsilon_follows_env_steps_and_is_the_share_of_random_actions():
@@ -22,6 +22,25 @@ def test_epsilon_follows_env_steps_and_is_the_share_of_random_actions():
         assert algorithm.parameters["epsilon"] == pytest.approx(epsilon)
         differs = act(algorithm, 500).reshape(-1, 6) != greedy
         assert differs.mean() == pytest.approx(0.75 * epsilon, abs=0.04)
+
+
+@pytest.mark.parametrize("masked", [None, False, True], ids=["NumPy", "torch", "torch with masks"])
+def test_each_environment_explores_by_itself(masked):
+    """Check the actions of six environments; without masks, NumPy chooses the actions of a small network."""
+    algorithm = make("dqn", start_steps=0, initial_epsilon=0.8, final_epsilon=0.8)
+    allowed = np.ones((len(ROWS), 4), bool)
+    if masked:
+        allowed[np.arange(6), [0, 1, 2, 3, 0, 1]] = False
+    mask = None if masked is None else allowed
+    greedy = algorithm.acting_step(OBS, {}, ROWS, deterministic=True, mask=mask).action
+    actions = np.stack([algorithm.acting_step(OBS, {}, ROWS, mask=mask).action for _ in range(1000)])
+    assert_explores(actions, greedy, 0.8, allowed)
+
+
+def test_each_environment_starts_with_its_own_random_actions():
+    algorithm = make("dqn", start_steps=10**6)
+    actions = act(algorithm, 1000).reshape(-1, 6)
+    assert_explores(actions, actions[0], 1.0, np.ones((6, 4), bool))
 
 
 def test_epsilon_can_be_set_from_outside():

@@ -18,6 +18,7 @@ from pytorchrl.agent.data import PREVIOUS, SequenceBatch
 from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer
 from pytorchrl.errors import ConfigError, NonFiniteDataError
+from tests.unit.agent.algorithms.replay_agents import assert_explores
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 NUM_ACTIONS, WARM, LENGTH, N_STEP, COUNT = 4, 3, 5, 2, 6
@@ -243,6 +244,17 @@ def test_epsilon_depends_on_the_collector_and_is_zero_in_evaluation():
     greedy = algorithm.acting_step(rows_of(1), rhs, done, deterministic=True).action[0]
     share = np.mean([algorithm.acting_step(rows_of(1), rhs, done).action[0] == greedy for _ in range(2000)])
     assert share == pytest.approx(1 - 0.4 * 3 / 4, abs=0.05)
+
+
+@pytest.mark.parametrize("start_steps", [0, 10**6])
+def test_each_environment_explores_by_itself_within_its_mask(start_steps):
+    algorithm = make(initial_epsilon=0.8, final_epsilon=0.8, epsilon_per_worker=False, start_steps=start_steps)
+    allowed = np.ones((COUNT, NUM_ACTIONS), bool)
+    allowed[np.arange(COUNT), np.arange(COUNT) % NUM_ACTIONS] = False
+    rhs, done = {"q": np.ones((COUNT, 6), np.float32)}, np.zeros(COUNT, bool)
+    greedy = algorithm.acting_step(rows_of(), rhs, done, deterministic=True, mask=allowed).action
+    actions = np.stack([algorithm.acting_step(rows_of(), rhs, done, mask=allowed).action for _ in range(600)])
+    assert_explores(actions, greedy, 1.0 if start_steps else 0.8, allowed)
 
 
 def test_target_networks_change_only_at_their_interval():

@@ -117,6 +117,32 @@ def test_new_transitions_get_the_largest_priority_so_far(per):
     np.testing.assert_allclose(storage.priority_sums.get(np.arange(5)), [0.5, 0.5, 1, 1, 7])
 
 
+def with_errors(rollout, errors):
+    """Return the rollout with absolute TD errors that its collector computed."""
+    return dataclasses.replace(rollout, other={"error": torch.tensor(errors, dtype=torch.float32)[:, None]})
+
+
+def test_errors_of_collectors_raise_the_largest_priority_so_far(per):
+    storage = per(9, alpha=0.5)
+    storage.insert_data_slice([with_errors(steps(3), [0.25, 9.0, 4.0])])
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(3)), [0.5, 3.0, 2.0])
+    storage.insert_data_slice([steps(1, first=10)])
+    storage.insert_data_slice([with_errors(steps(1, first=20), [1.0])])
+    storage.insert_data_slice([steps(1, first=30)])
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(3, 6)), [3.0, 1.0, 3.0])
+    storage.reset()  # keeps the largest priority, but no priorities
+    assert (storage.mass, storage.min_priority) == (0.0, np.inf)
+    storage.insert_data_slice([steps(2, first=40)])
+    assert (storage.mass, storage.min_priority) == (pytest.approx(6.0), pytest.approx(3.0))
+
+
+@pytest.mark.parametrize("error", [np.nan, np.inf])
+def test_errors_of_collectors_that_are_not_finite_are_refused(per, error):
+    storage = per(9)
+    with pytest.raises(NonFiniteDataError, match="TD errors must be finite"):
+        storage.insert_data_slice([with_errors(steps(3), [1.0, error, 2.0])])
+
+
 @pytest.mark.parametrize("size", [4, 5, 8])
 def test_priorities_survive_the_ring_and_stale_ones_are_counted(per, size):
     rng = np.random.default_rng(size)

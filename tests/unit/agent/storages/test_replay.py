@@ -324,6 +324,72 @@ def test_reset_removes_everything_and_old_ids_stay_stale(build_replay):
     assert set(storage.sample(20).action.tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("cls", [ReplayBuffer, PERBuffer])
+@pytest.mark.parametrize("frames", [0, 4])
+def test_a_storage_after_a_reset_continues_like_a_new_one(cls, frames, build_replay, make_collector):
+    """Compare storages after a reset with new storages: rows, priorities, counts, and what a saved state contains.
+
+    The reset follows when the ring is partly filled, full, or wrapped. One of the collectors has reset steps.
+    """
+    collectors = [make_collector(seed=s, num_frames=frames, same_step=not s, p_cut=0.2) for s in range(2)]
+    storage = build_replay(cls, 37, n_step=3)
+
+    def insert(number, *storages):
+        collector = collectors[number % 2]
+        rollout = collector.collect(int(collector.rng.integers(1, 6)))
+        for one in storages:
+            one.insert_data_slice([rollout], sources=[("col", number % 2)])
+            if cls is PERBuffer:
+                rows = one.drawable_rows()[::2]
+                one.update_priorities(one.ring.ids(rows), 0.1 + 0.01 * (np.arange(len(rows)) % 7))
+
+    for count in (2, 9, 30):
+        for number in range(count):
+            insert(number, storage)
+        storage.reset()
+        assert (storage.num_items, storage.drawable_rows().tolist(), storage.ring.sources) == (0, [], [])
+        new, loaded = build_replay(cls, 37, n_step=3), build_replay(cls, 37, n_step=3, seed=1)
+        insert(0, loaded)
+        loaded.load_state_dict(storage.state_dict())
+        assert loaded.ring.sources == []
+        for number in range(14):
+            insert(number, storage, new, loaded)
+            if number not in (0, 3, 8, 13):
+                continue
+            expected = new._batch(new.ring, new.drawable_rows(), np.ones(new.num_items))
+            for one in (storage, loaded):
+                found = one._batch(one.ring, one.drawable_rows(), np.ones(one.num_items))
+                for name in ("action", "ret", "discount"):
+                    assert torch.equal(getattr(found, name), getattr(expected, name)), name
+                assert torch.equal(found.next_obs["obs"], expected.next_obs["obs"])
+                assert one.mass == pytest.approx(new.mass)
+                assert one.counters["resident"] == new.counters["resident"]
+                assert_extras_belong_to_rows(one.ring)
+                if cls is PERBuffer:
+                    assert one.min_priority == pytest.approx(new.min_priority)
+            sampled = {tuple(one.sample(300).action.tolist()) for one in (storage, loaded)}
+            assert set().union(*sampled) <= set(expected.action.tolist())
+
+
+def test_reset_steps_do_not_count_as_transitions_that_were_never_sampled(build_replay):
+    storage = build_replay(ReplayBuffer, 5)
+    rollout = dataclasses.replace(rollout_of([1] * 5), valid=torch.tensor([True, False, True, False, True])[:, None])
+    storage.insert_data_slice([rollout])
+    drawn = set(storage.sample(1).action.tolist())
+    storage.insert_data_slice([rollout])
+    assert storage.counters == {"inserted": 6, "evicted": 3, "evicted_unused": 3 - len(drawn), "resident": 3,
+                                "sampled": 1}
+
+
+def test_a_loaded_state_replaces_all_collectors_and_counts(build_replay):
+    first, second = (build_replay(ReplayBuffer, 20) for _ in range(2))
+    first.insert_data_slice([rollout_of([1] * 4)], sources=["saved"])
+    first.num_learned_from = 3
+    second.insert_data_slice([rollout_of([1] * 4)], sources=["gone"])
+    second.load_state_dict(first.state_dict())
+    assert (second.ring.sources, second.num_learned_from) == (["saved"], 3)
+
+
 def test_rollouts_that_do_not_fit_are_refused(build_replay):
     storage = build_replay(ReplayBuffer, 4)
     with pytest.raises(ConfigError, match="1 environments x 5 steps does not fit in a replay of size 4"):

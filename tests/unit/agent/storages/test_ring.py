@@ -43,6 +43,14 @@ def test_a_rollout_continues_the_last_one_if_their_observations_match():
     assert ring.insert(elsewhere, "collector").continued.tolist() == [False]
 
 
+def test_a_rollout_of_another_number_of_environments_does_not_continue_the_last_one():
+    ring, rollout = Ring(40), rollout_of([0.0, 0.0], obs=[2, 3, 4])
+    pair = rollout.map(lambda tensor: torch.cat([tensor, tensor], dim=1) if tensor.ndim > 1 else tensor)
+    pair = dataclasses.replace(pair, final_index=rollout.final_index, final_obs=rollout.final_obs)
+    for one, num_envs in ((pair, 2), (rollout, 1), (pair, 2)):
+        assert ring.insert(one, "collector").continued.tolist() == [False] * num_envs
+
+
 def test_rows_after_which_an_episode_ends_link_to_its_last_observation():
     """Check that a row's link leads to the next observation, regardless of how the episode ends."""
     ring = Ring(40)

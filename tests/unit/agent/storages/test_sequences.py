@@ -326,6 +326,56 @@ def test_reset_removes_everything(build):
     assert drawn_windows(storage) == [(20, 20, 24), (20, 22, 25)]
 
 
+def episodes_of_state(storage):
+    return [source for source, _ in storage.state_dict()["contents"]["episodes"]]
+
+
+def test_collectors_that_are_gone_are_forgotten(build):
+    storage = build(size=20)
+    for incarnation in range(7):
+        storage.insert_data_slice([rollout_of(9, is_over=False, number=100 * incarnation)], sources=[(1, incarnation)])
+        assert episodes_of_state(storage) == storage.ring.sources
+    assert storage.ring.sources == [(1, 4), (1, 5), (1, 6)]
+    storage.reset()
+    assert (episodes_of_state(storage), storage.ring.sources) == ([], [])
+
+
+@pytest.mark.parametrize("frames", [0, 4])
+def test_a_storage_after_a_reset_continues_like_a_new_one(build_replay, make_collector, frames):
+    """Compare storages after a reset with new storages, and check that resets do not use up memory."""
+    rule = {"length": 5, "burn_in": 3, "period": 2, "n_step": 2, "rollout_size": 5}
+    collectors = [make_collector(seed=s, p_end=0.1, state_size=STATE, num_frames=frames, same_step=not s)
+                  for s in range(2)]
+    storage, sizes = build_replay(SequenceBuffer, 97, state_size=STATE, **rule), []
+
+    def insert(number, *storages):
+        rollout = collectors[number % 2].collect()
+        for one in storages:
+            one.insert_data_slice([rollout], sources=[("col", number % 2)])
+            rows = one.drawable_rows()[::2]
+            one.update_priorities(one.ring.ids(rows), 0.1 + 0.01 * (np.arange(len(rows)) % 7))
+
+    def windows(one):
+        rows = one.drawable_rows()
+        one.draw = lambda count: (rows, np.ones(count))  # draws each window once
+        batch = one.sample(len(rows))
+        del one.draw
+        return [(*batch.action[batch.valid[:, b], b].tolist(), float(batch.rhs["q"][b, 0])) for b in range(len(rows))]
+
+    for count in (3, 20, 20):
+        for number in range(count):
+            insert(number, storage)
+        storage.reset()
+        sizes.append(storage.num_bytes)
+        new = build_replay(SequenceBuffer, 97, state_size=STATE, **rule)
+        for number in range(16):
+            insert(number, storage, new)
+            assert (storage.num_items, storage.mass) == (new.num_items, pytest.approx(new.mass))
+            assert storage.min_priority == pytest.approx(new.min_priority)
+        assert windows(storage) == windows(new)
+    assert sizes[-1] == sizes[-2]
+
+
 def test_without_memory_there_are_no_states(build_replay):
     storage = build_replay(SequenceBuffer, 50, length=3, burn_in=2, period=1)
     rollout = dataclasses.replace(rollout_of(9), rhs={})

@@ -95,6 +95,23 @@ def test_overwritten_steps_are_evicted(make):
     assert side.places() == {"resident": 30, "evicted": 40}
 
 
+def test_the_counts_of_a_replacement_start_anew(make):
+    """Check a shard that had evicted steps: its replacement evicts and loses only its own steps."""
+    side = make(2, capacity=60)
+    for _ in range(10):
+        side.add()
+        side.confirm()
+    side.inserter.lose(0, WorkerLostError("gone"))
+    while len(side.inserter._supervisor.gone):
+        side.inserter.poll(1.0)
+    for _ in range(2):
+        side.add()
+        side.confirm()
+    assert (side.places(), side.lost) == ({"resident": 40, "evicted": 50}, 30)
+    side.inserter.lose(0, WorkerLostError("gone"))
+    assert (side.places(), side.lost) == ({"resident": 30, "evicted": 50}, 40)
+
+
 @pytest.mark.parametrize("add_in_flight", [1, 3])
 def test_no_more_rollouts_are_in_flight_than_allowed(make, add_in_flight):
     side = make(2, costs={"add": 1.0}, add_in_flight=add_in_flight)
@@ -176,6 +193,9 @@ def test_counts_of_a_restored_shard_come_from_its_state(make):
     again.add()
     again.confirm()
     assert again.places() == {"resident": 20, "evicted": 20}
+    again.inserter.lose(0, WorkerLostError("gone"))
+    assert again.lost == 20
+    assert again.places() == {"evicted": 20}
 
 
 NUM_SHARDS = 5

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -91,6 +93,43 @@ def test_batches_arrive_in_the_order_of_their_requests(make):
     assert found == requested[:10]
 
 
+def test_requests_carry_the_smallest_sampling_weight_of_all_shards(make):
+    side, carried = make(number=3, max_requests=2), []
+    submit = side.runtime.submit
+
+    def watch(handle, method, args, kwargs):
+        carried.append(args[1])
+        return submit(handle, method, args, kwargs)
+    side.runtime.submit = watch
+
+    def smallest_of(*states):
+        for index, (mass, smallest) in enumerate(states):
+            side.states.update(index, 0, ShardState(100 + len(carried), mass=mass, smallest=smallest))
+        side.sampler._request({})
+        side.sampler.forget_requests()
+        return set(carried[-2:])
+    assert smallest_of((0.25, 0.125), (9.0, 3.0), (8.0, 0.5)) == {0.125}
+    assert smallest_of((9.0, 4.0), (1.0, 0.75), (8.0, 2.0)) == {0.75}
+    side.states.suspend(1, 0, WorkerLostError("gone"))  # a lost shard has no items
+    assert smallest_of((9.0, 4.0), (1.0, 0.25), (8.0, 2.0)) == {2.0}
+
+
+def test_batches_are_copies_of_arrays_that_may_be_read_only(make, monkeypatch):
+    """Check that tensors of a batch share no memory with the message, which may lie in read-only shared memory."""
+    sample, sent = RWorker.sample, []
+
+    def read_only(worker, *args):
+        found = sample(worker, *args)
+        sent.append(found.batch.action)
+        found.batch.action.flags.writeable = False
+        return found
+    monkeypatch.setattr(RWorker, "sample", functools.wraps(sample)(read_only))
+    batch = make(max_requests=1).take()
+    before = sent[0].copy()
+    batch.action.add_(1)
+    assert np.array_equal(sent[0], before)
+
+
 def test_shards_are_sampled_in_proportion_to_their_mass(make):
     side = make(max_requests=400)
     for index, mass in enumerate((1.0, 3.0)):
@@ -161,6 +200,18 @@ def test_td_errors_for_a_replaced_shard_are_discarded(make):
     side.sampler.update_priorities(batch.ids, np.zeros(BATCH))
     assert not side.sampler.send_priorities()
     assert side.handles[0].native.worker._storage.recorded_errors == []
+
+
+def test_td_errors_that_wait_for_a_lost_shard_do_not_reach_its_replacement(make):
+    side = make(number=1, costs={"priorities": 1.0})
+    batch = side.take()
+    side.sampler.update_priorities(batch.ids, np.zeros(BATCH))
+    side.sampler.update_priorities(batch.ids, np.ones(BATCH))  # waits until the shard has confirmed the first message
+    side.states.reset(0)
+    while side.sampler.send_priorities():
+        side.runtime.sleep(0.1)
+    side.runtime.sleep(5.0)
+    assert [errors.tolist() for _, errors in side.handles[0].native.worker._storage.recorded_errors] == [[0.0] * BATCH]
 
 
 def test_a_hung_shard_is_suspended_and_reported(make):

@@ -54,7 +54,8 @@ class Side:
         factory = RWorkerSet.create_factory(num_replay_workers, algo, actor, storage)
         self.workers = factory(0, runtime=self.runtime)
         self.ledger = Ledger()
-        own = {name: options.pop(name) for name in ("batch_size", "timeout_s") if name in options}
+        own = {name: options.pop(name) for name in ("batch_size", "batch_steps", "num_passes", "timeout_s")
+               if name in options}
         self.shards = Shards(
             self.workers, self.ledger, Shards.Options(**options),
             Supervisor.Options(on_worker_failure=policy, worker_timeout_s=5.0),
@@ -270,6 +271,36 @@ def test_collection_continues_as_soon_as_learning_has_caught_up(make):
         side.get()
     assert side.shards.added >= 40 * SIZE
     assert side.runtime.now() < 3.0  # a wait of POLL_INTERVAL_S for each of the 40 rollouts would take four seconds
+
+
+@pytest.mark.parametrize(("batch_steps", "added", "collected"), [
+    (None, [1050, 1100, 1150], 1080), (150, [1080, 1130, 1180], 1120)])
+def test_bounds_of_the_ratio_count_each_pass_over_a_batch(make, batch_steps, added, collected):
+    """Check the bounds with three passes over batches of 100 steps, or of at most 150 steps.
+
+    With a maximum of 6, the first batch requires 3 * 100 / 6 = 50 new steps, or 3 * 150 / 6 = 75 for 150 steps. With a
+    minimum of 4, collection stops when 3 * 100 / 4 = 75 or 3 * 150 / 4 = 112.5 steps have been added.
+    """
+    options = {"num_replay_workers": 1, "learning_starts": 1000, "batch_size": 100, "batch_steps": batch_steps,
+               "num_passes": 3, "capacity": 10**5}
+    side = make(max_replay_ratio=6.0, interval_s=0.1, timeout_s=30.0, **options)
+    found = []
+    for _ in range(3):
+        side.get()
+        found.append(side.shards.added)
+    assert found == added
+
+    side = make(min_replay_ratio=4.0, interval_s=0.001, **options)
+    side.runtime.sleep(50.0)
+    assert side.shards.added + SIZE * side.shards.num_adding == collected
+    side.shards.is_draining = True  # during a drain, collection does not wait for learning
+    side.runtime.sleep(1.0)
+    assert side.shards.added > collected + 100
+
+
+def test_learning_starts_with_exactly_enough_steps(make):
+    side = make(learning_starts=60, limit=6)
+    assert side.get() is not None
 
 
 @pytest.mark.parametrize("num_replay_workers", [1, 2])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import PPO, OnPolicyActor, VecEnv
+from pytorchrl import DQN, PPO, OnPolicyActor, QActor, VecEnv
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
 
 LENGTHS = (2, 9, 4)
@@ -98,6 +98,55 @@ def test_the_memory_is_reset_only_at_the_start_of_each_episode(evaluate, autores
     for name in seen[0][1]:
         memories = [rhs[name][1] for _, rhs in seen[:max(LENGTHS)]]
         assert not any(np.allclose(one, other, atol=1e-6) for one, other in itertools.pairwise(memories))
+
+
+class Counted(gym.Env):
+    """An environment of 20 steps; a reward is the action, and the first reward of an episode is a random number."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t, self._first = 0, float(self.np_random.random())
+        return np.full(3, 0.5, np.float32), {}
+
+    def step(self, action):
+        self._t += 1
+        return np.full(3, 0.5, np.float32), self._first if self._t == 1 else float(action), self._t == 20, False, {}
+
+
+@pytest.fixture
+def counted():
+    """Return a function that makes an evaluator of an annealed DQN agent, and weights for it."""
+    envs = VecEnv.create_factory(Counted, vec_env_size=2, backend="sync")
+    algo = DQN.create_factory(initial_epsilon=1.0, final_epsilon=0.0, start_steps=1000, epsilon_steps=500)
+    actor = QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,))
+    state = {name: tensor.numpy() for name, tensor in algo(actor=actor(seed=1), seed=1).acting_state().items()}
+
+    def make(seed=1, kept=False):
+        evaluator = Evaluator(0, algo_factory=algo, actor_factory=actor, test_envs_factory=envs, seed=seed,
+                              kept=KeptEnvs(envs) if kept else None)
+        return lambda **how: evaluator.evaluate(Weights(0, state), 3, **how)
+    return make
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_each_evaluation_of_a_run_plays_other_episodes(counted, kept):
+    evaluate = counted(kept=kept)
+    found = [evaluate().returns for _ in range(3)]
+    firsts = [value % 1.0 for returns in found for value in returns]  # a random number for each episode
+    assert len(set(firsts)) == 9
+    again = counted(kept=kept)
+    assert [again().returns for _ in range(3)] == found
+    assert counted(seed=2, kept=kept)().returns != found[0]
+
+
+def test_a_stochastic_evaluation_uses_the_exploration_after_its_annealing(counted):
+    """Check an agent whose probability of a random action falls from 1 to 0 during training."""
+    greedy, sampled = (counted()(deterministic=deterministic).returns for deterministic in (True, False))
+    assert sampled == greedy
+    assert len({int(value) for value in greedy}) == 1
 
 
 def test_evaluation_runs_during_training(make_scheme):
