@@ -178,9 +178,6 @@ class ObservationColumn(ABC):
         """
         return np.zeros(len(rows), dtype=np.bool_)
 
-    def clear(self) -> None:
-        """Release all data."""
-
     @abstractmethod
     def state_dict(self, num_rows: int) -> StateDict:
         """Return a copy of the state with only the first `num_rows` rows; the other rows have not been written yet."""
@@ -267,10 +264,6 @@ class StackedColumn(ObservationColumn):
         self._extra_frames = np.zeros((1, frame_size), dtype)  # row 0 is a black frame, which all stacks share
         self._row_frames = np.zeros((capacity, num_frames), dtype=np.int32)
         self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
-        self.clear()
-
-    @override
-    def clear(self) -> None:
         self.slots = SlotPool()
         self.slots.take(1)
         self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # `_black`: no owner

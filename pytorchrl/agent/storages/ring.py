@@ -253,10 +253,6 @@ class Ring:
         if self.columns:
             self.evict(self.total - self.first)
             self.columns["drawable"][:] = False
-        self.first = self.total
-        self.extras, self._heads = SlotPool(), {}
-        for leaf in self.observations.values():
-            leaf.clear()
 
     # Reading
 
