@@ -101,7 +101,8 @@ class Packed:
         if array.dtype.str != self.dtype or array.size != size:
             raise ContractError(f"codec {self.codec.name!r} decodes {size} values of {self.dtype} as {array.size} of "
                              f"{array.dtype.str}; correct its decode function")
-        return (array if array.flags.writeable else array.copy()).reshape(self.shape)
+        is_own = array.flags.writeable and not any(np.may_share_memory(array, part) for part in self.arrays)
+        return (array if is_own else array.copy()).reshape(self.shape)
 
 
 def decode_array(array: np.ndarray | Packed) -> np.ndarray:
@@ -258,7 +259,8 @@ def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bo
         encode: Function from a flat contiguous array to the arrays that are sent. It returns None if the codec cannot
             represent the values, which are then sent without encoding.
         decode: Function that returns the flat array, given the arrays that were sent (read-only), the dtype and the
-            number of values. The flat array must not share memory with the arrays that were sent.
+            number of values. The flat array is copied if it is read-only, or shares memory with the arrays that were
+            sent.
         is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive only float32
             arrays, and no arrays of rollouts.
         has_feedback: Whether the sender adds the remainder of an encoding (the values minus the decoded values) to the

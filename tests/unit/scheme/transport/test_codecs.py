@@ -249,10 +249,48 @@ def test_a_user_defined_codec_encodes_and_decodes(registry):
     assert register_codec("halves", _every_other, _twice, is_lossless=True).is_lossless
 
 
+def test_own_codecs_may_return_views_and_read_only_arrays(registry):
+    """Check codecs whose arrays share memory with the input, are not contiguous, or are read-only."""
+    def read_only(array):
+        array.flags.writeable = False
+        return array
+    views = register_codec("views", lambda flat: [flat[::2]], _twice, is_lossless=False)
+    spaced = register_codec("spaced", lambda flat: [np.repeat(flat[::2], 3)[::3]], _twice, is_lossless=False)
+    shared = register_codec("shared", lambda flat: [flat[:1].copy()], lambda arrays, dtype, size: np.broadcast_to(
+        arrays[0], size), is_lossless=False)
+    given = register_codec("given", lambda flat: [flat[:1].copy()], lambda arrays, dtype, size: read_only(
+        np.full(size, arrays[0])), is_lossless=False)
+    kept = register_codec("kept", lambda flat: [flat.astype(np.float32), flat[:0]],
+                          lambda arrays, dtype, size: arrays[0].view(dtype), is_lossless=True)
+    for codec in (views, spaced, shared, given):
+        array = np.full(6, 3.0, np.float32)
+        packed = codec.pack(array)
+        array[:] = 0.0
+        assert all(part.flags.c_contiguous for part in packed.arrays)
+        decoded = packed.decode()
+        assert decoded.tolist() == [3.0] * 6
+        decoded += 1.0  # does not change what another reader decodes
+        assert packed.decode().tolist() == [3.0] * 6
+    small = Packed(kept, (np.ones(3, np.float32),), "<f4", (3,))
+    small.decode()[:] = 7.0
+    assert small.decode().tolist() == [1.0] * 3
+    assert isinstance(kept.pack(np.ones(3, np.float32)), np.ndarray)  # encoding does not make the array smaller
+
+
+def test_arrays_in_any_order_of_memory_are_restored(registry):
+    array = np.asfortranarray(np.arange(600, dtype=np.float32).reshape(20, 30) // 50)
+    for name in ("lz4", "int8", "bf16"):
+        np.testing.assert_allclose(decode_array(get_codec(name).pack(array)), array, atol=0.05)
+
+
 def test_a_codec_that_decodes_wrong_data_is_detected(registry):
     wrong_size = register_codec("a", _every_other, lambda arrays, dtype, size: arrays[0], is_lossless=True)
     with pytest.raises(ContractError, match="codec 'a' decodes 4 values of <f4 as 2 of <f4"):
         wrong_size.pack(np.arange(4, dtype=np.float32)).decode()
+    too_long = register_codec("c", _every_other, lambda arrays, dtype, size: np.zeros(size + 1, dtype),
+                              is_lossless=True)
+    with pytest.raises(ContractError, match="decodes 6 values of <f4 as 7 of <f4"):
+        too_long.pack(np.ones(6, np.float32)).decode()
     wrong_dtype = register_codec("b", _every_other, lambda arrays, dtype, size: np.zeros(size), is_lossless=True)
     with pytest.raises(ContractError, match="codec 'b' decodes 4 values of <f4 as 4 of <f8"):
         wrong_dtype.pack(np.arange(4, dtype=np.float32)).decode()
