@@ -91,3 +91,33 @@ def test_every_snapshot_balances_while_threads_move_steps():
         done.set()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize("change", [
+    lambda ledger: ledger.collect(7), lambda ledger: ledger.move(3, "queued", "resident"),
+    lambda ledger: ledger.drop(2, "in_flight", DropReason.NAN), lambda ledger: ledger.consume(5),
+    lambda ledger: ledger.restore(LedgerSnapshot(collected=9, queued=4, in_flight=3, dropped={"nan": 2})),
+    lambda ledger: ledger.snapshot(1000), lambda ledger: ledger.drop_all(DropReason.SHUTDOWN)],
+    ids=["collect", "move", "drop", "consume", "restore", "another count", "drop all"])
+def test_a_snapshot_shows_its_own_time(change):
+    """Compare snapshots before and after a change, of a ledger whose snapshot was already taken, with a new ledger."""
+    def fill():
+        ledger = Ledger()
+        ledger.collect(20)
+        ledger.move(8, "in_flight", "queued")
+        ledger.drop(1, "queued", DropReason.NAN)
+        return ledger
+    ledger, fresh = fill(), fill()
+    before = ledger.snapshot()
+    kept = before._replace(dropped=dict(before.dropped))
+    change(ledger)
+    change(fresh)
+    assert before == kept  # a snapshot does not change
+    assert ledger.snapshot() == fresh.snapshot() == ledger.snapshot()
+    assert (ledger.snapshot() == before) == (ledger["collected"] == 20 and ledger["consumed"] == 0 and ledger.total(
+        "in_flight", "queued") == 19 and ledger["resident"] == 0)
+
+
+def test_uses_are_counted_by_the_root_of_the_tree():
+    own, parts = LedgerSnapshot(consumed=7, consumed_unique=4), [LedgerSnapshot(consumed=100, collected=4)]
+    assert (merge(parts, own).consumed, merge(parts, own).consumed_unique) == (7, 4)

@@ -10,6 +10,7 @@ from pytorchrl import DQN, PERBuffer, QActor, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme.collection.c_worker import CWorker, Role
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.transport.encoder import Traffic
 
 
 @pytest.fixture
@@ -57,6 +58,52 @@ def test_parameters_that_are_not_sent_stay_unchanged(make):
     before = dict(worker.algo.parameters)
     worker.set_weights(worker.get_weights().state)  # an acting state, without the algorithm's `parameters`
     assert worker.algo.parameters == before
+
+
+@pytest.fixture
+def collector():
+    """Return a collection worker whose rollouts have six steps in each of two environments."""
+    envs = VecEnv.create_factory(CountingEnv, {"episode_length": 4}, 2)
+    recipe = CWorkerSet.create_factory(
+        1, DQN.create_factory(), QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+        PERBuffer.create_factory(100, rollout_size=6), envs)
+    worker = CWorker(1, recipe)
+    yield worker
+    worker.close()
+
+
+def lengths(*rollouts):
+    return [(rollout.header.num_steps, rollout.header.preempted) for rollout in rollouts]
+
+
+def test_only_the_preempted_rollout_ends_early_and_it_has_at_least_one_step(collector):
+    whole = (6, False)
+    collector.preempt_running(2)  # no rollout has been started, so this affects none
+    assert lengths(collector.collect()) == [whole]
+    collector.preempt_next(0)
+    assert lengths(collector.collect(), collector.collect()) == [(1, True), whole]
+    collector.preempt_next(3)
+    assert lengths(collector.collect(), collector.collect()) == [(3, True), whole]
+    collector.preempt_running(2)  # too late for this rollout, and not for the next one
+    assert lengths(collector.collect()) == [whole]
+    collector.preempt(8, 2)  # the signal arrives before the rollout begins
+    assert lengths(collector.collect(), collector.collect(), collector.collect()) == [whole, (2, True), whole]
+
+
+def test_a_rollout_of_a_given_length_is_not_preempted(collector):
+    collector.preempt_next(2)
+    assert lengths(collector.collect(num_steps=4), collector.collect()) == [(4, False), (6, False)]
+
+
+def test_traffic_of_weights_is_reported_once(collector, make, monkeypatch):
+    """Check the sum over several messages that arrive before the next rollout, and that it is not reported again."""
+    weights = make(0).get_weights()
+    monkeypatch.setattr("pytorchrl.scheme.collection.c_worker.receive", lambda message, now: (
+        message, Traffic(decodes=1, decode_s=0.5)))
+    collector.set_weights(weights)
+    rollouts = [collector.collect(weights), collector.collect(), collector.collect(weights)]
+    assert [rollout.header.traffic["weights"] for rollout in rollouts] == [
+        Traffic(decodes=2, decode_s=1.0), Traffic(), Traffic(decodes=1, decode_s=0.5)]
 
 
 def test_a_worker_adopts_the_version_of_its_weights(make):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import types
+from collections import Counter
 
 import pytest
 
 from pytorchrl import ASYNC, GAEBuffer
 from pytorchrl.envs.testing import SleepEnv
+from pytorchrl.errors import CollectionError
 from pytorchrl.runtime import Handle, Journal, Outcome, ThreadRuntime
+from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -73,10 +76,12 @@ class InstantRuntime(ThreadRuntime):
     def __init__(self):
         super().__init__()
         self.calls, self.signals, self.done = [], [], []
+        self.asked = []  # (worker, method, arguments) of each call
 
     def submit(self, handle, method, args, kwargs):
         future = _FakeFuture(handle.name)
         self.calls.append((handle.name, method, future))
+        self.asked.append((handle.name, method, args))
         return future
 
     def signal(self, handle, method, args, kwargs):
@@ -128,8 +133,9 @@ def _collaborators(workers, runtime, steps):
     return workers, runtime, _supervisor(workers, runtime), ledger, _FakeWeights(steps)
 
 
-def _barrier(workers, runtime):
-    options = Barrier.Options(col_fraction_workers=0.5, fraction_samples=0.5)  # half of a rollout is three steps
+def _barrier(workers, runtime, **options):
+    # By default, half of the workers are enough, and half of a rollout is three steps.
+    options = Barrier.Options(**{"col_fraction_workers": 0.5, "fraction_samples": 0.5, **options})
     return Barrier(*_collaborators(workers, runtime, []), options, 60.0)
 
 
@@ -148,6 +154,132 @@ def test_no_worker_is_preempted_before_enough_have_finished():
     runtime.done = [["0"], ["1", "2", "3"]]
     _barrier(workers, runtime).step(lambda item: None)
     assert runtime.signals == []
+
+
+@pytest.mark.parametrize(("fraction", "steps"), [(0.05, 1), (0.4, 2), (0.6, 4), (1.0, 6)])
+def test_fraction_samples_is_rounded_to_at_least_one_step(fraction, steps):
+    """Check the number of steps that a preempted worker must collect, of a rollout of six steps."""
+    runtime, workers = _fake_workers(4)
+    runtime.done = [["0", "2"], [], ["1", "3"]]
+    _barrier(workers, runtime, fraction_samples=fraction).step(lambda item: None)
+    assert {(name, args) for name, _, args in runtime.signals} == {("1", (1, steps)), ("3", (1, steps))}
+
+
+def test_a_fraction_of_workers_that_is_a_whole_number_is_not_rounded_up():
+    """Check that seven of ten workers are enough, although 0.7 * 10 exceeds 7 in floating-point numbers."""
+    runtime, workers = _fake_workers(10)
+    names = list(map(str, range(10)))
+    runtime.done = [names[:6], [names[6]], [], names[7:]]
+    _barrier(workers, runtime, col_fraction_workers=0.7).step(lambda item: None)
+    assert {name for name, *_ in runtime.signals} == set(names[7:])
+
+
+class OneByOne(InstantRuntime):
+    """An `InstantRuntime` in which each entry of `done` is one answer, and each worker in `cut` is preempted once."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.time = set(), 0.0
+
+    def now(self):
+        self.time += 1.0
+        return self.time
+
+    def wait(self, futures, timeout_s):
+        left = Counter(self.done.pop(0) if self.done else [])
+        found = []
+        for future in futures:
+            if left[future.worker]:
+                left[future.worker] -= 1
+                found.append(future)
+        return found
+
+    def outcome(self, future, timeout_s):
+        is_cut = future.worker in self.cut
+        self.cut.discard(future.worker)
+        return Outcome(future.worker, Rollout(None, RolloutHeader(
+            num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker), sequence=1,
+            num_steps=2 if is_cut else 6, preempted=is_cut)))
+
+
+@pytest.mark.parametrize("end", ["drain", "finish"])
+def test_a_drain_delivers_each_rollout_of_partial_rounds_once(end):
+    """Check three rounds that were started in advance: one is delivered, and one has arrived in part."""
+    runtime = OneByOne()
+    workers = [Handle(runtime, str(index), None) for index in range(2)]
+    strategy = _barrier(workers, runtime)
+    ledger, delivered = strategy._ledger, []
+    strategy.request_ahead(36)
+    runtime.done = [["0", "0"], ["1"]]
+    assert len(strategy.collect()) == 2
+    assert ledger.snapshot().collected == 2
+    if end == "finish":
+        runtime.get_all = lambda futures, timeout_s: [runtime.outcome(future, timeout_s) for future in futures]
+        strategy.finish(10.0)
+        assert (ledger.snapshot().collected, strategy.num_in_flight()) == (6, 0)
+        return
+    runtime.done = [["1"], ["0"], ["1"]]
+    strategy.drain(delivered.extend, 1000.0)
+    assert sorted(rollout.header.worker for rollout in delivered) == [0, 0, 1, 1]
+    assert ledger.snapshot().collected == 6
+    strategy.drain(delivered.extend, 1000.0)
+    assert (len(delivered), ledger.snapshot().collected) == (4, 6)
+    before = len(runtime.calls)
+    runtime.done = [["0", "1"]]
+    assert [rollout.header.worker for rollout in strategy.collect()] == [0, 1]
+    assert len(runtime.calls) == before + 2  # a new round has begun
+
+
+@pytest.mark.parametrize("end", ["drain", "finish"])
+def test_a_drain_delivers_the_rest_of_a_preempted_rollout(end):
+    """Check a round that is not completed: worker 1 has delivered only the rest of its previous rollout."""
+    runtime = OneByOne()
+    workers = [Handle(runtime, str(index), None) for index in range(2)]
+    strategy = _barrier(workers, runtime, on_straggler="finish")
+    runtime.cut, runtime.done = {"1"}, [["0", "1"]]
+    assert len(strategy.collect()) == 2
+    runtime.done = [["1"]]
+    runtime.time = 0.0
+    with pytest.raises(CollectionError, match=r"no rollout from 0, 1 within 60\.0 s"):
+        strategy.collect()
+    delivered = []
+    if end == "finish":
+        runtime.get_all = lambda futures, timeout_s: [runtime.outcome(future, timeout_s) for future in futures]
+        strategy.finish(10.0)
+        assert strategy._ledger.snapshot().collected == 5
+        return
+    runtime.cut, runtime.done = {"0"}, [["0"], ["1"]]
+    strategy.drain(delivered.extend, 1000.0)
+    assert sorted(rollout.header.worker for rollout in delivered) == [0, 1, 1]
+    assert strategy._ledger.snapshot().collected == 5
+    strategy.drain(delivered.extend, 1000.0)
+    assert len(delivered) == 3
+    runtime.calls.clear()
+    runtime.done = [["0", "1"]]
+    assert len(strategy.collect()) == 2
+    assert [args[1] for _, _, args in runtime.asked[-2:]] == [None, None]  # whole rollouts
+
+
+def test_steps_that_are_missing_from_a_preempted_rollout_are_owed_once():
+    def header(num_steps, *, preempted):
+        return RolloutHeader(num_env_steps=2 * num_steps, size=2 * num_steps, collected_steps=0, weights_version=0,
+                             worker=1, sequence=1, num_steps=num_steps, preempted=preempted)
+    owed = OwedSteps(10, is_kept=True)
+    assert not owed.receive(1, header(10, preempted=False))
+    assert owed.of(1) is None
+    assert not owed.receive(1, header(4, preempted=True))
+    assert (owed.of(1), owed.of(2)) == (6, None)
+    assert owed.receive(1, header(5, preempted=True))  # only an interrupted worker shortens this rollout
+    assert owed.of(1) is None
+    for worker in range(4):
+        owed.receive(worker, header(worker + 1, preempted=True))
+    owed.cancel(2)
+    assert [owed.of(worker) for worker in range(4)] == [9, 8, None, None]
+    owed.cancel()
+    assert [owed.of(worker) for worker in range(4)] == [None] * 4
+    short = OwedSteps(10, is_kept=False)
+    short.receive(1, header(4, preempted=True))
+    assert short.of(1) is None
 
 
 @pytest.mark.parametrize(("num_steps", "num_rounds"), [(1, 1), (11, 1), (12, 1), (13, 2), (24, 2), (25, 3)])

@@ -72,7 +72,7 @@ def test_the_storage_is_prepared_for_the_rollouts_of_a_batch(plan, collection, n
     assert plan(collection, num_remote)[1] == expected
 
 
-@pytest.mark.parametrize(("fraction", "least"), [(1.0, 8), (0.5, 4), (0.1, 1)])
+@pytest.mark.parametrize(("fraction", "least"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.1, 1), (0.05, 0)])
 def test_a_preempted_worker_collects_a_share_of_a_rollout(plan, fraction, least):
     collection = SynchronousCollection(num_col_workers=2, col_fraction_workers=0.5, fraction_samples=fraction)
     assert plan(collection)[0] == BatchPlan(train_batch_size=None, microbatch_size=None, least_steps=least)

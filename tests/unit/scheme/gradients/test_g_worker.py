@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytorchrl.runtime.journal import Recording
-from pytorchrl.scheme.gradients.g_worker import errors_carry_part
+from pytorchrl.scheme.gradients.g_worker import GWorker, errors_carry_part
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
+from pytorchrl.scheme.ledger import DropReason
 
 
 class Noting:
@@ -49,3 +53,47 @@ def test_errors_of_a_local_worker_leave_its_events_to_the_owner():
         worker.note(1, fails=True)
     assert not hasattr(caught.value, "part")
     assert worker.journal.take().events == [("noted", 1)]
+
+
+def test_only_the_announced_rollout_is_preempted():
+    """Check signals that arrive too late or too early for the rollout that `prepare` collects."""
+    asked, loaded = [], []
+    worker = SimpleNamespace(
+        _preparing=0, _plan=SimpleNamespace(least_steps=2), _begin_request=lambda *_: None, take_part=lambda: None,
+        local_worker=SimpleNamespace(preempt_running=asked.append), index_worker=1,
+        batch_source=SimpleNamespace(is_loaded=False, load=lambda: loaded.append(worker._preparing)),
+        storage=SimpleNamespace(advantage_moments=lambda: None))
+    for number in (1, 2):
+        GWorker.preempt(worker, number)  # overtakes the request
+        assert asked == [2] * (number - 1)
+        GWorker.prepare(worker, number=number)
+        for other in (number - 1, number, number + 1):
+            GWorker.preempt(worker, other)
+        assert asked == [2] * number
+    assert loaded == [1, 2]  # the number is known before the collection begins
+
+
+def test_moments_are_stored_once_and_shared_with_the_last_gradient_of_a_train_batch():
+    stored, shares = [], []
+    worker = SimpleNamespace(
+        stats=WorkerStats(lambda: 0.0), _gradients=SimpleNamespace(used=SimpleNamespace(last=False)),
+        _group=SimpleNamespace(store=stored.append, shared=lambda last: (shares.append(last), ("all",))[1]),
+        apply_gradients=lambda grads, moments: {"moments": moments})
+    worker.stats.moments = ["own"]
+    assert GWorker._apply_mean(worker, [None, None]) == ([], {})
+    assert GWorker._apply_mean(worker, ["gradient"]) == (None, {"moments": ("all",)})
+    worker._gradients.used.last = True
+    GWorker._apply_mean(worker, ["gradient"])
+    assert stored == [["own"], [], []]
+    assert shares == [False, True]
+
+
+def test_moments_of_a_skipped_train_batch_are_merged():
+    merged, skipped = [], []
+    worker = SimpleNamespace(
+        batch_source=SimpleNamespace(skip_remaining=skipped.append), local_worker=SimpleNamespace(
+            merge_moments=merged.append), _group=SimpleNamespace(is_member=True, share=lambda: ("of all ranks",)))
+    GWorker.skip_remaining(worker)
+    worker._group.is_member = False
+    GWorker.skip_remaining(worker)
+    assert (merged, skipped) == ([("of all ranks",)], [DropReason.EARLY_STOP] * 2)

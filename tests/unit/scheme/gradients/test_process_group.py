@@ -125,6 +125,47 @@ def test_moments_are_shared_once_even_if_the_exchange_fails(monkeypatch):
     assert rank.share() == ()
 
 
+def test_a_late_signal_does_not_revoke_a_later_one(monkeypatch):
+    groups = []
+    monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
+    rank = ProcessGroup()
+    rank.leave(3)
+    rank.leave(1)
+    rank.join(ThreadRuntime(), Meeting(3, "", 0, 1, 1.0), 0)
+    assert groups[0].closed
+
+
+def test_all_moments_are_shared_once_and_only_if_a_rank_voted(monkeypatch):
+    gathered = []
+
+    class Counted(Alone):
+        def gather(self, tensor):
+            gathered.append(tensor)
+            return [tensor]
+    monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: Counted())
+    rank, one, other, third = ProcessGroup(), {"x": (1, 2.0, 3.0)}, {"x": (4, 5.0, 6.0)}, {"x": (7, 8.0, 9.0)}
+    rank.join(ThreadRuntime(), Meeting(1, "", 0, 1, 1.0), 0)
+
+    def vote(*, shares):
+        rank.mean([torch.ones(1)], [1], [1], shares=shares)
+    assert (rank.has_unshared([]), rank.has_unshared([one])) == (False, True)
+    rank.store([one])
+    rank.store([other])
+    assert rank.has_unshared([])
+    vote(shares=True)
+    vote(shares=False)
+    assert rank.shared(True) == ()  # no rank voted in the latest exchange
+    assert gathered == []
+    vote(shares=True)
+    assert rank.shared(False) == ()  # takes part in the exchange, because another rank voted
+    assert gathered
+    assert rank.shared(True) == (one, other)
+    assert (rank.share(), rank.has_unshared([])) == ((), False)
+    rank.store([third])
+    rank.discard()
+    assert (rank.share(), rank.has_unshared([])) == ((), False)
+
+
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_distribute_gradients_keeps_all_ranks_equal(make_scheme, num_workers):
     scheme = make_scheme(num_grad_workers=num_workers, distribute_gradients=True)

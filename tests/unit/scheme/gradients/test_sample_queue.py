@@ -230,6 +230,91 @@ def test_requests_consider_the_updates_before_a_rollout_is_used(make):
     assert not samples.may_request(1)
 
 
+def test_requests_in_wait_mode_consider_the_updates_already_made(make):
+    """Check a learner that makes six updates with each train batch, while a new rollout is used after the current one.
+
+    The numbers of remaining updates are compared with the largest allowed lag.
+    """
+    worker, _ = make()
+    worker.algo, worker.version = SimpleNamespace(num_epochs=2, num_mini_batch=3), 2
+    remaining = []
+
+    def allowed(samples):
+        """Return the least lag with which a rollout may be requested now."""
+        found = []
+        for lag in range(1, 20):
+            samples._options = SampleQueueOptions(max_policy_lag=lag, on_policy_lag="wait", queue_size=9)
+            found.append(samples.may_request(0))
+        return found.index(True) + 1
+    ledger = Ledger()
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(
+        max_policy_lag=99, on_policy_lag="wait", queue_size=9))
+    ledger.collect(2 * STEPS)
+    samples.put([make_rollout(2, STEPS)])
+    samples.take(0.0)
+    for worker.version in (2, 3, 7, 8, 11):
+        remaining.append(allowed(samples))
+    assert remaining == [6, 5, 1, 1, 1]
+    samples.put([make_rollout(2, STEPS)])
+    assert allowed(samples) == 6  # the train batch in the queue
+    worker.version = 8
+    samples._options = SampleQueueOptions(max_policy_lag=99, on_policy_lag="wait", queue_size=9)
+    samples.take(0.0)
+    assert allowed(samples) == 6
+    worker.version = 10
+    assert allowed(samples) == 4
+
+
+@pytest.mark.parametrize("end", ["wait", "clear"])
+def test_a_learner_that_had_to_wait_lifts_the_limit_of_the_queue(make, end):
+    """Check requests with a queue of one train batch, if at most three requests may be in flight."""
+    worker, _ = make()
+    ledger = Ledger()
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(queue_size=1), None,
+                          lambda: 3)
+    ledger.collect(9 * STEPS)
+
+    def may_request():
+        return [samples.may_request(number) for number in range(4)]
+    assert may_request() == [True, True, True, False]  # the learner is waiting
+    samples.put([make_rollout(0, STEPS)])
+    assert may_request() == [True, True, True, False]  # it has not taken the train batch yet
+    samples.take(0.0)
+    assert may_request() == [True, True, True, False]  # it had to wait for the train batch that it uses
+    samples.put([make_rollout(1, STEPS)])
+    samples.take(0.0)
+    assert may_request() == [True, False, False, False]  # the next train batch was already there
+    samples.put([make_rollout(2, STEPS)])
+    assert may_request() == [False] * 4
+    if end == "wait":
+        samples.take(0.0)
+        with pytest.raises(queue.Empty):
+            samples.take(0.0)
+    else:
+        samples.clear()
+    assert may_request() == [True, True, True, False]
+
+
+def test_incomplete_train_batches_and_old_rollouts_count_as_requested_shares(make):
+    """Check requests of quarters of a train batch: with old rollouts, a new rollout fills half of a train batch."""
+    worker, _ = make()
+    for proportion, expected in ((0.0, 4), (1.0, 2)):
+        ledger = Ledger()
+        options = SampleQueueOptions(queue_size=1, **(
+            {"replay_proportion": proportion, "replay_slots": 4} if proportion else {}))
+        samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), options, 4 * STEPS, lambda: 0)
+        assert [samples.may_request(number) for number in range(5)] == [number < expected for number in range(5)]
+        ledger.collect(9 * STEPS)
+        samples.put([make_rollout(0, STEPS)])
+        share = 1  # quarters that have arrived
+        assert [samples.may_request(number) for number in range(5)] == [
+            share + number * (4 // expected) < 4 for number in range(5)]
+        samples.clear()  # also discards the incomplete train batch
+        for number in range(3):
+            samples.put([make_rollout(number, STEPS)])
+        assert not samples.is_ready
+
+
 def test_clearing_cancels_all_uses_and_leaves_the_steps_queued(make):
     _, samples = make(num_passes=3, queue_size=4)
     samples.take(0.0)

@@ -374,6 +374,30 @@ def test_a_worker_may_start_ten_times_as_slowly_as_another_worker(supervisor):
     assert [index for index, _ in supervisor.hung()] == [0]
 
 
+def test_deadlines_depend_on_the_longest_call_and_start_so_far(supervisor):
+    """Check deadlines after a long and a short call, and after a slow and a fast start of a worker."""
+    for seconds in (20.0, 1.0):
+        supervisor.answered(1, seconds, more=False)
+    assert supervisor.deadline_s(1) == 200.0
+    for seconds in (250, 10):
+        lose_and_wait(supervisor, 1)
+        supervisor.called(1)
+        supervisor.runtime.sleep(seconds)
+        supervisor.answered(1, 1.0, more=False)
+    assert supervisor.deadline_s(0) == pytest.approx(2500.0)
+
+
+def test_the_time_limit_of_a_replacement_begins_with_its_own_call(supervisor):
+    supervisor.called(0)
+    supervisor.runtime.sleep(50)
+    lose_and_wait(supervisor)
+    supervisor.called(0)
+    supervisor.runtime.sleep(290)  # the limit of a first result is 300 s
+    assert supervisor.hung() == []
+    supervisor.runtime.sleep(20)
+    assert [index for index, _ in supervisor.hung()] == [0]
+
+
 def test_the_deadline_is_that_of_the_oldest_unanswered_call(supervisor):
     supervisor.called(0)
     supervisor.runtime.sleep(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.transport.adaptive_codec import AdaptiveCodec
 from pytorchrl.scheme.transport.codecs import Packed, decode_array, get_codec
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Sent, Traffic, metrics_of
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
@@ -159,6 +161,27 @@ def test_times_are_measured_with_the_given_clock():
     ticks = iter(range(100))
     _, sent = send(encoder_of("lz4", lambda: next(ticks)), np.zeros(100))
     assert sent.encode_s == 1
+
+
+def test_auto_shares_the_time_of_encoding_among_readers(monkeypatch):
+    """Check the time per reader: a quarter of the encoding, and the whole decoding; each takes one second."""
+    recorded, ticks = [], itertools.count()
+    monkeypatch.setattr(AdaptiveCodec, "record", lambda self, raw, sent, codec_s: recorded.append((raw, codec_s)))
+    encoder = Encoder(Compression.of("grads", "auto:lz4"), lambda: float(next(ticks)), num_readers=4)
+    send(encoder, np.zeros(100, np.float32))
+    assert recorded == [(400, 1.25)]
+
+
+def test_auto_times_decoding_only_sometimes(monkeypatch):
+    """Check that the sender decodes its first three messages, and later one in 64."""
+    timed, sent, array = [], [], np.zeros(100, np.float32)
+    monkeypatch.setattr("pytorchrl.scheme.transport.encoder.decode_array", lambda array: timed.append(len(sent)))
+    encoder = Encoder(Compression.of("grads", "auto:lz4"), time.perf_counter)
+    encoder.set_link(1e9)  # so slow that every message is encoded
+    while len(sent) < 130:
+        sent.append(encoder.pack(lambda pack: pack(array))[1].is_encoded)
+    assert all(sent)
+    assert timed == [0, 1, 2, 64, 128]
 
 
 def test_totals_are_summed_over_messages():

@@ -7,11 +7,12 @@ import itertools
 import numpy as np
 import torch
 
+from pytorchrl.agent.data import RolloutData
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.transport.codecs import get_codec
 from pytorchrl.scheme.transport.encoder import Traffic
-from pytorchrl.scheme.transport.messages import Gradients, Weights
-from pytorchrl.scheme.transport.receive import receive, receive_tensor
+from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights
+from pytorchrl.scheme.transport.receive import copied, receive, receive_tensor
 
 
 def ticking():
@@ -47,6 +48,20 @@ def test_both_states_of_weights_are_decoded():
     received, traffic = receive(Weights(1, {"all": packed}, learning={"target_all": packed}), ticking())
     assert received.state["all"].sum() == received.learning["target_all"].sum() == 300.0
     assert traffic.decodes == 1
+
+
+def test_a_copied_rollout_shares_no_memory_unless_it_was_received():
+    """Check data of the local worker, which are tensors, and arrays of another process, which are copies already."""
+    own, received = (RolloutData(
+        obs={}, done=make(np.zeros((3, 1), bool)), rhs={}, mask=None, action=make(np.zeros((2, 1))),
+        reward=make(np.ones((2, 1), np.float32)), terminated=make(np.zeros((2, 1), bool)),
+        truncated=make(np.zeros((2, 1), bool)), valid=make(np.ones((2, 1), bool)),
+        final_index=make(np.zeros((0, 2), np.int64)), final_obs={}) for make in (torch.from_numpy, np.array))
+    copy = copied(Rollout(own, None))
+    own.reward.zero_()
+    assert copy.data.reward.tolist() == [[1.0], [1.0]]
+    message = Rollout(received, None)
+    assert copied(message) is message
 
 
 def test_read_only_memory_is_copied():

@@ -203,6 +203,29 @@ def test_send_seconds_exclude_the_workers_own_time(make):
     assert side.requests.take_send_s() == pytest.approx(0.5)
 
 
+def test_waits_for_a_lost_worker_do_not_count_as_send_seconds_of_its_replacement(make):
+    side = make(seconds_of=lambda number: 1.0 if number >= 10 else None, costs={"message": 0.25})
+    side.ask(0, 1, 7.0)
+    side.poll_all()
+    side.ask(0, 2, 9.0)
+    side.runtime.kill(side.handles[0])
+    while not side.replaced:
+        side.poll(1.0)
+    side.ask(0, 10, 1.0)
+    side.poll_all()
+    assert side.requests.take_send_s() == pytest.approx(0.5)
+
+
+def test_send_seconds_are_not_negative(make):
+    """Check a worker that reports more seconds than its caller has waited, because it began before the call."""
+    side = make(seconds_of=lambda number: 1.0 if number == 10 else 5.0, costs={"message": 0.25})
+    side.ask(0, 11, 1.0)
+    side.poll_all()
+    side.ask(0, 10, 1.0)
+    side.poll_all()
+    assert side.requests.take_send_s() == pytest.approx(0.5)
+
+
 def test_finished_answers_are_returned_at_the_end_and_calls_discarded(make):
     side = make()
     side.ask(0, 3, 1.0)

@@ -8,7 +8,7 @@ import pytest
 from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.scheme.transport import weight_sync
 from pytorchrl.scheme.transport.codecs import Packed
-from pytorchrl.scheme.transport.encoder import Compression
+from pytorchrl.scheme.transport.encoder import Compression, Encoder
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 
@@ -39,6 +39,21 @@ def test_statistics_count_all_readers_of_weights(monkeypatch, links, share):
         sync.put(Weights(version, {"all": np.ones(1000, np.float32)}))
         encoded += isinstance(sync.reference.state["all"], Packed)
     assert encoded / 60 <= share if share < 1 else encoded == 60
+
+
+def test_the_codec_is_chosen_for_the_mean_of_all_links(monkeypatch):
+    links, readers = [], []
+    monkeypatch.setattr(weight_sync, "measure_links", lambda runtime, workers: [1.0, 2.0, 6.0])
+    monkeypatch.setattr(Encoder, "set_link", lambda self, seconds: links.append(seconds))
+    monkeypatch.setattr(weight_sync, "Encoder", lambda *args, **how: readers.append(how) or Encoder(*args, **how))
+    sync = WeightSync(ThreadRuntime(), Compression.of("weights", "auto:lz4"), ("all",), [None] * 3)
+    for version in range(2):
+        sync.put(Weights(version, {"all": np.zeros(1000, np.float32)}))
+    assert (links, readers) == ([3.0], [{"num_readers": 3}])
+    assert (sync.traffic.encodes, sync.traffic.messages) == (2, 0)
+    for _ in range(3):
+        sync.count()
+    assert (sync.traffic.encodes, sync.traffic.messages, sync.traffic.encoded) == (2, 3, 3)
 
 
 def test_links_are_measured_once_and_only_for_auto(monkeypatch):

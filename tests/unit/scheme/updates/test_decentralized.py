@@ -3,6 +3,8 @@ lost."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -252,6 +254,48 @@ def test_repeated_failures_of_a_rank_group_end_the_run(make, monkeypatch):
     message = r"broke up 3 times in a row, although no worker was lost.*network is down"
     with pytest.raises(WorkerLostError, match=message):
         scheme.step()
+
+
+def test_breakups_spread_over_a_long_run_do_not_end_it(make, monkeypatch):
+    """Check one breakup before each of six updates: no three of them follow each other without an update."""
+    scheme, failing, exchange = make(), {3, 5, 6, 7, 9, 10}, ProcessGroup.mean
+
+    def mean(self, *args, **kwargs):
+        if scheme.version in failing:
+            failing.remove(scheme.version)
+            raise RankLostError("the network is down for a moment")
+        return exchange(self, *args, **kwargs)
+    monkeypatch.setattr(ProcessGroup, "mean", mean)
+    train(scheme, 12)
+    assert (failing, scheme.metrics()["workers_restarted"]) == (set(), 0)
+    assert_equal(workers(scheme))
+
+
+class Forming(SimpleNamespace):
+    """A strategy whose attempts to form a group have given outcomes: True, False, or "lost" after a loss."""
+
+    def __init__(self, *outcomes, num_lost=0):
+        super().__init__(_is_broken=True, _num_lost=num_lost, _num_breakups=0, _generation=1, _ranks=[0],
+                         _cause=RankLostError("down"), _gather=lambda: None, outcomes=list(outcomes))
+
+    def _try_to_form_group(self):
+        outcome = self.outcomes.pop(0)
+        self._num_lost += outcome == "lost"
+        return outcome is True
+
+
+@pytest.mark.parametrize(("outcomes", "num_lost", "left"), [
+    ([False, False, True], 0, 0), ([False, False, False, True], 0, 1), ([False, False, False, True], 1, 1),
+    ([False, False, "lost", False, False, True], 0, 0), ([False, False, "lost", False, False, False, True], 0, 1)])
+def test_three_breakups_in_a_row_without_a_loss_end_the_run(outcomes, num_lost, left):
+    """Check after how many failed attempts the run ends; a loss starts the count anew."""
+    strategy = Forming(*outcomes, num_lost=num_lost)
+    if left:
+        with pytest.raises(WorkerLostError, match="broke up 3 times in a row"):
+            DecentralizedUpdates._form_new_group(strategy)
+    else:
+        DecentralizedUpdates._form_new_group(strategy)
+    assert len(strategy.outcomes) == left
 
 
 def test_losing_all_ranks_loses_the_parameters(make):
