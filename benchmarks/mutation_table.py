@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mutation_kinds import KINDS
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -368,4 +370,7 @@ _RUNTIME_AND_COMMAND_LINE = [
           "0)\n        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)")),
 ]
 
-MUTATIONS = [*_STORAGES, *_ALGORITHMS, *_ACTORS, *_ENVIRONMENTS, *_SCHEME, *_RUNTIME_AND_COMMAND_LINE]
+_KINDS = [mutation for entries in KINDS.values() for file, tests, changes in entries
+          for mutation in _of(file, tests, *changes)]
+
+MUTATIONS = [*_STORAGES, *_ALGORITHMS, *_ACTORS, *_ENVIRONMENTS, *_SCHEME, *_RUNTIME_AND_COMMAND_LINE, *_KINDS]

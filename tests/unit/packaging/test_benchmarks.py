@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
 # Modules that benchmarks import; all other files are scripts.
-MODULES = {"damages.py", "growth.py", "mutation_table.py", "process_table.py", "results.py"}
+MODULES = {"damages.py", "growth.py", "mutation_kinds.py", "mutation_table.py", "process_table.py", "results.py"}
 SCRIPTS = {path.name for path in BENCHMARKS.glob("*.py")} - MODULES
 # Script -> package that it needs, and that the tests do not install.
 NEEDS = {"rliable_check.py": "rliable"}

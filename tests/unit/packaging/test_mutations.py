@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-MIN_MUTATIONS = 100
+MIN_MUTATIONS = 500
 
 
 @pytest.fixture
 def mutations(monkeypatch):
     """Return the module benchmarks/mutations.py."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.delitem(sys.modules, "mutation_table", raising=False)
+    for name in ("mutation_table", "mutation_kinds"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     spec = importlib.util.spec_from_file_location("mutations", ROOT / "benchmarks" / "mutations.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from pytorchrl import ASYNC, PPO, SYNC, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import ConfigError, InjectedFault, StoppedError
+from pytorchrl.errors import ConfigError, DrainingError, InjectedFault, StoppedError
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.counters import WorkerCounters
 from tests.conftest import pairwise, seeds
 from tests.unit.scheme.conftest import PATTERNS
@@ -267,3 +271,42 @@ def test_a_recorded_run_cannot_be_drained(make_scheme, tmp_path):
     scheme.step()
     with pytest.raises(ConfigError, match="a run that is recorded or replayed cannot be drained"):
         scheme.drain()
+
+
+def test_announcements_that_arrive_late_change_nothing():
+    """Check the numbers of announced and completed drains, of which a new worker may have missed some."""
+    thread = SimpleNamespace(_drain_announced=0, _drains=0)
+
+    def announced(number):
+        CollectorThread.announce_drain(thread, number)
+        return CollectorThread.is_draining.fget(thread)
+    assert not CollectorThread.is_draining.fget(thread)
+    assert announced(2)
+    thread._drains = 2
+    assert not announced(1)
+    assert announced(4)
+    assert announced(2)  # does not revoke drain 4
+
+
+@pytest.fixture
+def local_thread():
+    """Return a collector thread that is not started, and whose local worker collects."""
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,))
+    worker = CWorker(0, CWorkerSet.create_factory(1, PPO.create_factory(), actor, GAEBuffer.create_factory(4), envs))
+    yield CollectorThread(0, worker, [])
+    worker.close()
+
+
+def test_a_drain_of_any_number_ends_the_finished_collection(local_thread):
+    for number in (3, 5):
+        local_thread.finish_collection()
+        with pytest.raises(DrainingError, match="has used all its data"):
+            local_thread.check_remaining()
+        assert local_thread.is_used_up
+        local_thread.drain(number, 5.0)
+        assert not local_thread.is_draining
+        assert not local_thread.is_used_up
+        local_thread.check_remaining()
+        local_thread.step()
+        local_thread.check_remaining()

@@ -118,6 +118,15 @@ def test_a_snapshot_shows_its_own_time(change):
         "in_flight", "queued") == 19 and ledger["resident"] == 0)
 
 
+def test_a_restored_ledger_has_only_the_restored_counts():
+    ledger, saved = Ledger(), LedgerSnapshot(collected=9, queued=4, in_flight=3, dropped={"nan": 2})
+    ledger.collect(20)
+    ledger.drop(1, "in_flight", DropReason.NAN)
+    ledger.drop(1, "in_flight", DropReason.SHUTDOWN)
+    ledger.restore(saved)
+    assert ledger.snapshot() == saved
+
+
 def test_uses_are_counted_by_the_root_of_the_tree():
     own, parts = LedgerSnapshot(consumed=7, consumed_unique=4), [LedgerSnapshot(consumed=100, collected=4)]
     assert (merge(parts, own).consumed, merge(parts, own).consumed_unique) == (7, 4)

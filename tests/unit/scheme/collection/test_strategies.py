@@ -11,7 +11,7 @@ import pytest
 
 from pytorchrl import ASYNC, GAEBuffer
 from pytorchrl.envs.testing import SleepEnv
-from pytorchrl.errors import CollectionError
+from pytorchrl.errors import CollectionError, WorkerDiedError
 from pytorchrl.runtime import Handle, Journal, Outcome, ThreadRuntime
 from pytorchrl.scheme.collection.owed_steps import OwedSteps
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
@@ -121,6 +121,9 @@ class _FakeWeights:
     def attach_due(self, index=None):
         self._steps.append("refresh")
 
+    def forget(self, index):
+        pass
+
     def take(self, index):
         return None
 
@@ -166,12 +169,12 @@ def test_fraction_samples_is_rounded_to_at_least_one_step(fraction, steps):
 
 
 def test_a_fraction_of_workers_that_is_a_whole_number_is_not_rounded_up():
-    """Check that seven of ten workers are enough, although 0.7 * 10 exceeds 7 in floating-point numbers."""
-    runtime, workers = _fake_workers(10)
-    names = list(map(str, range(10)))
-    runtime.done = [names[:6], [names[6]], [], names[7:]]
-    _barrier(workers, runtime, col_fraction_workers=0.7).step(lambda item: None)
-    assert {name for name, *_ in runtime.signals} == set(names[7:])
+    """Check that eleven of twenty workers are enough, although 0.55 * 20 exceeds 11 in floating-point numbers."""
+    runtime, workers = _fake_workers(20)
+    names = list(map(str, range(20)))
+    runtime.done = [names[:10], [names[10]], [], names[11:]]
+    _barrier(workers, runtime, col_fraction_workers=0.55).step(lambda item: None)
+    assert {name for name, *_ in runtime.signals} == set(names[11:])
 
 
 class OneByOne(InstantRuntime):
@@ -258,6 +261,81 @@ def test_a_drain_delivers_the_rest_of_a_preempted_rollout(end):
     runtime.done = [["0", "1"]]
     assert len(strategy.collect()) == 2
     assert [args[1] for _, _, args in runtime.asked[-2:]] == [None, None]  # whole rollouts
+
+
+class Losing(OneByOne):
+    """A runtime in which an entry "x1" of `done` is the loss of worker 1."""
+
+    def now(self):
+        self.time += 0.01
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+    def kill(self, handle, timeout_s=0.0):
+        pass
+
+    def wait(self, futures, timeout_s):
+        self.lost = [name[1:] for name in (self.done[0] if self.done else []) if name.startswith("x")]
+        first = {future.worker: future for future in reversed(futures)}
+        return [first[name] for name in self.lost] + super().wait(futures, timeout_s)
+
+    def outcome(self, future, timeout_s):
+        if future.worker in self.lost:
+            self.lost.remove(future.worker)
+            return Outcome(future.worker, None, WorkerDiedError("gone"))
+        return super().outcome(future, timeout_s)
+
+
+@pytest.fixture
+def losing():
+    """Return a function that makes a runtime and a synchronous strategy whose workers can be lost."""
+    def make(number, policy="restart", **options):
+        runtime = Losing()
+        workers = [Handle(runtime, str(index), None) for index in range(number)]
+        parts = list(_collaborators(workers, runtime, []))
+        parts[2] = Supervisor(workers, lambda place: None, runtime, Supervisor.Options(on_worker_failure=policy))
+        options = {"col_fraction_workers": 0.5, "fraction_samples": 0.5, **options}
+        return runtime, Barrier(*parts, Barrier.Options(**options), 60.0)
+    return make
+
+
+def test_a_replacement_collects_what_is_missing_from_rounds_requested_ahead(losing):
+    """Check three rounds that were started in advance; worker 1 is lost after one rollout, and once more later."""
+    runtime, strategy = losing(2)
+    strategy.request_ahead(36)
+    runtime.done = [["1"], ["x1"], ["0"], *[[]] * 200]
+    runtime.done += [["1"]]
+    first = strategy.collect()
+    runtime.done = [["1"], ["x1"], ["0", "0"], *[[]] * 200, ["1"], ["1"]]
+    rounds = [first, strategy.collect(), strategy.collect()]
+    assert [[rollout.header.worker for rollout in item] for item in rounds] == [[0, 1]] * 3
+    # Six requests at the start. The first replacement had to collect two rollouts, and the second replacement one.
+    assert [name for name, *_ in runtime.calls].count("0") == 3
+    assert [name for name, *_ in runtime.calls].count("1") == 3 + 2 + 1
+    assert strategy.delivered_by_lost == 2
+    assert strategy.num_in_flight() == 0
+    assert strategy.take_send_s() == 0.0  # the learner did not wait for these rounds
+    runtime.done = [["0", "1"]]
+    strategy.collect()
+    assert len(runtime.calls) == 9 + 2
+    assert strategy.take_send_s() > 0.0
+
+
+@pytest.mark.parametrize(("policy", "preempted"), [("restart", set()), ("ignore", {"2", "3"})])
+def test_a_lost_worker_counts_among_those_that_must_finish_only_if_it_is_replaced(losing, policy, preempted):
+    """Check five workers of which one is lost: half of five is three workers, and half of four is two."""
+    runtime, strategy = losing(5, policy)
+    runtime.done = [["x4"], ["0"], ["1"], [], ["2", "3"], *[[]] * 200, ["4"]]
+    found, wait = [], runtime.wait
+
+    def watched(futures, timeout_s):
+        found.append({name for name, *_ in runtime.signals})
+        return wait(futures, timeout_s)
+    runtime.wait = watched
+    assert len(strategy.collect()) == (5 if policy == "restart" else 4)
+    assert found[3] == preempted  # after the answers of workers 0 and 1
 
 
 def test_steps_that_are_missing_from_a_preempted_rollout_are_owed_once():

@@ -9,7 +9,8 @@ import pytest
 from pytorchrl.runtime.journal import Recording
 from pytorchrl.scheme.gradients.g_worker import GWorker, errors_carry_part
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
-from pytorchrl.scheme.ledger import DropReason
+from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.transport.encoder import Traffic
 
 
 class Noting:
@@ -97,3 +98,28 @@ def test_moments_of_a_skipped_train_batch_are_merged():
     worker._group.is_member = False
     GWorker.skip_remaining(worker)
     assert (merged, skipped) == ([("of all ranks",)], [DropReason.EARLY_STOP] * 2)
+
+
+def test_a_report_adds_the_traffic_of_weights_since_the_last_report():
+    messages = [Traffic(decodes=2), Traffic(decodes=4)]
+    worker = SimpleNamespace(
+        stats=SimpleNamespace(traffic={"weights": Traffic(decodes=1)}, take=lambda *_: dict(worker.stats.traffic)),
+        local_worker=SimpleNamespace(take_weights_traffic=lambda: messages.pop(0)), collector=None, batch_source=None,
+        shards=None)
+    assert [GWorker.report(worker)["weights"].decodes for _ in range(2)] == [3, 7]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_drain_discards_moments_of_rollouts_that_it_discards(is_kept):
+    """Check that data in replay are kept, and so are their moments."""
+    done, ledger = [], Ledger()
+    ledger.collect(5)
+    worker = SimpleNamespace(
+        collector=SimpleNamespace(drain=lambda *given: done.append(given)), ledger=ledger, _incarnation=3,
+        storage=SimpleNamespace(provides=SimpleNamespace(is_kept=is_kept)),
+        batch_source=SimpleNamespace(clear=lambda: done.append("cleared")), _gradients=SimpleNamespace(batch="batch"),
+        _group=SimpleNamespace(discard=lambda: done.append("discarded")))
+    incarnation, snapshot = GWorker.drain(worker, 2, 9.0)
+    assert (incarnation, snapshot.dropped) == (3, {"shutdown": 5})
+    assert done == [(2, 9.0), *([] if is_kept else ["cleared", "discarded"])]
+    assert worker._gradients.batch == ("batch" if is_kept else None)

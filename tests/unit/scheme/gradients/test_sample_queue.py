@@ -263,6 +263,14 @@ def test_requests_in_wait_mode_consider_the_updates_already_made(make):
     assert allowed(samples) == 6
     worker.version = 10
     assert allowed(samples) == 4
+    options = {"max_policy_lag": 99, "on_policy_lag": "wait", "queue_size": 9, "num_passes": 3}
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(**options))
+    ledger.collect(STEPS)
+    samples.put([make_rollout(2, STEPS)])
+    assert allowed(samples) == 6  # the options of `allowed` have one pass
+    samples._options = SampleQueueOptions(**options)
+    samples.take(0.0)
+    assert allowed(samples) == 18  # six updates in the current use, and twelve in the other two
 
 
 @pytest.mark.parametrize("end", ["wait", "clear"])

@@ -62,16 +62,18 @@ def test_old_rollouts_are_mixed_in(proportion, kinds):
     parts = [part for number in range(200) for item in batches.add([make_rollout(number)], 0) for part in item.rollouts]
     assert [part.is_old for part in parts[:2]] == [False, False]
     assert "".join("NR"[part.is_old] for part in parts[2:2 + len(kinds)]) == kinds
-    newest, drawn = -1, set()
+    newest, drawn, places = -1, set(), set()
     for part in parts:
         number = part.rollout.header.weights_version
         if part.is_old:
             assert newest - 4 <= number < newest  # one of the four rollouts before the newest one
             drawn.add(newest - number)
+            places.add((newest % 4, newest - number))
         else:
             assert number == newest + 1
             newest = number
     assert drawn == {1, 2, 3, 4}
+    assert len(places) == 16 or proportion < 2.0  # at any time, each of the four rollouts may be drawn
 
 
 @pytest.mark.parametrize("proportion", ["0.29", "0.58", "0.5", "0.3", "2.5"])

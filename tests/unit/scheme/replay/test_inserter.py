@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.replay.inserter import Inserter, Router
 from pytorchrl.scheme.replay.shard_states import ShardStates
 from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.encoder import Traffic
 from tests.unit.scheme.replay.numbered import SIZE, rollout, start_shards
 
 
@@ -82,6 +84,17 @@ def test_a_rollout_is_in_flight_until_its_shard_confirms_it(make):
     assert (header.sequence, header.num_env_steps) == (0, SIZE)
 
 
+def test_a_confirmed_rollout_has_the_traffic_of_its_worker_and_of_its_shard(make, monkeypatch):
+    monkeypatch.setattr("pytorchrl.scheme.replay.r_worker.receive", lambda message, now: (message, Traffic(decodes=4)))
+    side, item = make(1), rollout(0)
+    weights = Traffic(decodes=3)
+    side.ledger.collect(SIZE)
+    side.inserter.add(replace(item, header=replace(item.header, traffic={"weights": weights})), 0)
+    side.confirm()
+    (header,) = side.states.take_headers()
+    assert header.traffic == {"weights": weights, "data": Traffic(decodes=4)}
+
+
 def test_overwritten_steps_are_evicted(make):
     side = make(2, capacity=60)
     for _ in range(10):
@@ -96,20 +109,22 @@ def test_overwritten_steps_are_evicted(make):
 
 
 def test_the_counts_of_a_replacement_start_anew(make):
-    """Check a shard that had evicted steps: its replacement evicts and loses only its own steps."""
+    """Check a shard that had evicted steps and had a rollout in flight: its replacement has only its own steps."""
     side = make(2, capacity=60)
     for _ in range(10):
         side.add()
         side.confirm()
+    side.add()
     side.inserter.lose(0, WorkerLostError("gone"))
     while len(side.inserter._supervisor.gone):
         side.inserter.poll(1.0)
     for _ in range(2):
         side.add()
         side.confirm()
-    assert (side.places(), side.lost) == ({"resident": 40, "evicted": 50}, 30)
+    assert (side.places(), side.lost) == ({"resident": 40, "evicted": 50}, 40)
+    assert [header.sequence for header in side.states.take_headers()] == [*range(10), 11, 12]
     side.inserter.lose(0, WorkerLostError("gone"))
-    assert (side.places(), side.lost) == ({"resident": 30, "evicted": 50}, 40)
+    assert (side.places(), side.lost) == ({"resident": 30, "evicted": 50}, 50)
 
 
 @pytest.mark.parametrize("add_in_flight", [1, 3])

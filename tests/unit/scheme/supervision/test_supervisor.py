@@ -322,15 +322,14 @@ def test_each_worker_has_its_own_budget_of_ten_minutes(supervisor):
 
 
 def test_losses_spread_over_more_than_ten_minutes_do_not_end_the_run(supervisor):
-    """Check a worker that is lost every 100 s: the six losses of the last ten minutes determine the pause."""
+    """Check a worker that is lost every 101 s: the five earlier losses of the last 600 s determine the pause."""
     for number in range(14):
-        before = min(number, 6)
-        nominal = 0.5 * 2**before
+        nominal = 0.5 * 2**min(number, 5)
         pause = lose_and_wait(supervisor)
         assert 0.75 * nominal - 0.02 <= pause <= 1.25 * nominal + 0.02
         for _ in range(5):
             supervisor.answered(0, 1.0, more=False)
-        supervisor.runtime.sleep(100.0 - pause)
+        supervisor.runtime.sleep(101.0 - pause)
     assert supervisor.restarts == 14
 
 

@@ -136,6 +136,21 @@ def test_a_worker_without_an_answer_for_too_long_is_lost(make):
     assert 20.0 <= side.runtime.now() <= 25.0
 
 
+def test_a_worker_without_calls_is_not_hung_while_others_work(make):
+    side = make()
+    for index in (0, 1):
+        side.ask(index, index)
+    side.poll_all()
+    side.ask(0, 3)
+    side.ask(1, 4, 15.0)
+    assert side.poll() == [(0, 3)]
+    assert side.poll() == [(1, 4)]
+    side.ask(1, 5, 15.0)
+    assert side.poll() == [(1, 5)]
+    assert side.poll(0.0) == []
+    assert side.lost == []
+
+
 def test_a_late_answer_of_a_worker_that_was_given_up_is_dropped_and_not_counted(make):
     """Check a hung worker that cannot be killed, such as a thread, and that answers after it was replaced."""
     side = make()

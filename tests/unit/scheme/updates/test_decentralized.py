@@ -12,10 +12,12 @@ import torch
 from pytorchrl import (
     DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv)
 from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.runtime import Journal
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.updates.decentralized import DecentralizedUpdates
+from pytorchrl.scheme.updates.remote import RemoteUpdates
 from tests.unit.scheme.conftest import chessboard
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
@@ -282,6 +284,86 @@ class Forming(SimpleNamespace):
         outcome = self.outcomes.pop(0)
         self._num_lost += outcome == "lost"
         return outcome is True
+
+
+def test_each_loss_counts_and_breaks_the_group_once(monkeypatch):
+    monkeypatch.setattr(RemoteUpdates, "_on_lost", lambda self, index: None)
+    signals, updates = [], DecentralizedUpdates.__new__(DecentralizedUpdates)
+    updates.__dict__.update(_num_lost=0, _ranks=[0, 1, 2], _is_broken=False, _generation=4, _workers=[
+        SimpleNamespace(signal=lambda method, generation, index=index: signals.append((index, generation)))
+        for index in range(3)])
+    updates._on_lost(1)
+    updates._on_lost(0)
+    assert (updates._num_lost, updates._ranks, signals) == (2, [2], [(0, 4), (2, 4)])
+
+
+def test_a_new_group_starts_with_new_train_batches_and_books_the_aborted_update_once():
+    """Check the state after a group has been formed, of a strategy that was about to skip the rest of a train batch."""
+    dropped, updates = [], DecentralizedUpdates.__new__(DecentralizedUpdates)
+    statistics = SimpleNamespace(
+        tree_ledger=SimpleNamespace(report=lambda *_: None), drop=lambda gradient, reason: dropped.append(gradient),
+        counters=SimpleNamespace(weight_pushes=0, regroups=0))
+    candidate = SimpleNamespace(version=5, incarnation=0, ledger=None, address="", port=0)
+    updates.__dict__.update(
+        _skip=True, _used_up=False, _ranks=[0, 2], _generation=3, _updates=5, _pulled=True, _timeout_s=1.0,
+        _aborted=["first", "second"], _statistics=statistics, supervisor=SimpleNamespace(gone={1}),
+        _workers=[SimpleNamespace(submit=lambda *_: None)] * 3, _runtime=SimpleNamespace(put=lambda state: state),
+        _ask=lambda calls: dict.fromkeys(calls, candidate), _state_of=lambda source: candidate)
+    for _ in range(2):
+        assert updates._try_to_form_group()
+    assert (updates._ranks, updates._skip, updates._used_up, updates._generation) == ([0, 2], False, True, 5)
+    assert dropped == ["first", "second"]
+    assert (statistics.counters.regroups, statistics.counters.weight_pushes, updates._pulled) == (2, 2, False)
+
+
+class Pending:
+    """Requests to workers, whose answers arrive in a given order, some at each poll."""
+
+    def __init__(self, *polls):
+        self.polls, self.open = list(polls), []
+
+    def __len__(self):
+        return len(self.open)
+
+    def owners(self):
+        return list(self.open)
+
+    def add(self, index, future):
+        self.open.append(index)
+
+    def poll(self, timeout_s):
+        for index in self.polls.pop(0):
+            self.open.remove(index)
+            yield index, (index, None)
+
+
+def test_preemptions_carry_the_number_of_the_collection_that_they_end():
+    """Check two collections of four ranks, in which two ranks are enough."""
+    calls, signals = [], []
+
+    class Rank:
+        def __init__(self, index):
+            self.index = index
+
+        def submit(self, method, *_, number, **more):
+            calls.append((self.index, number))
+
+        def signal(self, method, number):
+            signals.append((self.index, number))
+    updates = DecentralizedUpdates.__new__(DecentralizedUpdates)
+    updates.__dict__.update(
+        _num_prepared=0, _skip=False, _ranks=[0, 1, 2, 3], _workers=[Rank(index) for index in range(4)],
+        _runtime=SimpleNamespace(now=lambda: 0.0), _journal=Journal(), _statistics=SimpleNamespace(
+            add_journal_part=lambda part: None),
+        in_flight=Pending([3], [1], [], [0, 2], [0, 1, 2], [3]),
+        supervisor=SimpleNamespace(is_replacing=False, deadline_s=lambda index: 60.0))
+    updates._prepare(({}, {}), 2)
+    assert calls == [(index, 1) for index in range(4)]
+    assert signals == [(0, 1), (2, 1)] * 2  # at each poll after two ranks have finished
+    del calls[:], signals[:]
+    updates._prepare(({}, {}), 2)
+    assert calls == [(index, 2) for index in range(4)]
+    assert signals == [(3, 2)]
 
 
 @pytest.mark.parametrize(("outcomes", "num_lost", "left"), [
