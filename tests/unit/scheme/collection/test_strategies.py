@@ -263,6 +263,43 @@ def test_a_drain_delivers_the_rest_of_a_preempted_rollout(end):
     assert [args[1] for _, _, args in runtime.asked[-2:]] == [None, None]  # whole rollouts
 
 
+def test_steps_that_are_owed_before_a_drain_are_not_collected_after_it():
+    runtime = OneByOne()
+    strategy = _barrier([Handle(runtime, str(index), None) for index in range(2)], runtime, on_straggler="finish")
+    runtime.cut, runtime.done = {"1"}, [["0", "1"]]
+    strategy.collect()
+    strategy.drain(lambda item: None, 1000.0)
+    runtime.done = [["0", "1"]]
+    strategy.collect()
+    assert [(name, args[1]) for name, _, args in runtime.asked[2:]] == [("0", None), ("1", None)]
+
+
+def test_asynchronous_collection_starts_again_only_after_a_drain():
+    runtime = OneByOne()
+    workers, delivered = [Handle(runtime, str(index), None) for index in range(2)], []
+    strategy = OnArrival(*_collaborators(workers, runtime, []), OnArrival.Options(col_in_flight=2))
+    runtime.done = [["0"]]
+    strategy.step(delivered.extend)
+    assert (len(runtime.calls), len(delivered)) == (5, 1)
+    strategy.stop_requests()
+    runtime.done = [["1"]]
+    strategy.step(delivered.extend)
+    assert (len(runtime.calls), len(delivered)) == (5, 2)
+    runtime.done = [["0"], ["0", "1"]]
+    strategy.drain(delivered.extend, 1000.0)
+    assert (len(runtime.calls), len(delivered), strategy.num_in_flight()) == (5, 5, 0)
+    strategy.step(delivered.extend)
+    assert (len(runtime.calls), len(delivered), strategy.num_in_flight()) == (9, 5, 4)
+
+
+def test_no_round_is_requested_before_an_announced_drain():
+    runtime, workers = _fake_workers(2)
+    strategy = _barrier(workers, runtime)
+    strategy.stop_requests()
+    strategy.request_ahead(24)
+    assert runtime.calls == []
+
+
 class Losing(OneByOne):
     """A runtime in which an entry "x1" of `done` is the loss of worker 1."""
 

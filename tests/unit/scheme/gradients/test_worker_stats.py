@@ -104,6 +104,16 @@ def test_a_message_covers_rollouts_used_since_the_last_message(clock, seed):
         assert (count, seconds) == (len(headers), pytest.approx(sum(header.collect_s for header in headers)))
 
 
+def test_episodes_are_taken_once(clock):
+    stats, rng = WorkerStats(clock), random.Random(0)
+    headers = [random_header(rng, Counter()) for _ in range(9)]
+    for header in headers:
+        stats.add_rollout(header, 9, 9)
+    episodes = [episode for header in headers for episode in header.episodes]
+    assert (stats.take_episodes(), stats.take_episodes()) == (episodes, [])
+    assert take(stats).episodes == ()
+
+
 def test_lags_of_samples_are_per_train_batch(clock):
     stats = WorkerStats(clock)
     stats.add_draw([], np.array([[3, 5], [4, 4]]), 9)
