@@ -310,3 +310,21 @@ def test_a_drain_of_any_number_ends_the_finished_collection(local_thread):
         local_thread.check_remaining()
         local_thread.step()
         local_thread.check_remaining()
+
+
+def test_an_interruption_and_an_error_of_the_thread_end_a_replay():
+    """Check the calls of the journal: otherwise, threads would wait for their turns in the record."""
+    called, failure = [], ValueError("a worker failed")
+
+    def fail():
+        raise failure
+    journal = SimpleNamespace(release=lambda: called.append("released"), fail=called.append)
+    closing = SimpleNamespace(set=lambda: called.append("closing"))
+    thread = SimpleNamespace(
+        _journal=journal, _closing=closing, stopped=False, step=fail, failure=None, remote_workers=[],
+        local_worker=SimpleNamespace(interrupt=lambda: called.append("local")),
+        _pause_point=SimpleNamespace(pause_if_requested=lambda is_stopped: None))
+    CollectorThread.interrupt(thread)
+    assert called == ["closing", "released", "local"]
+    CollectorThread.run(thread)
+    assert (called[3:], thread.failure) == ([failure], failure)
