@@ -246,7 +246,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
         ]),
     ],
     "partial rounds in a drain": [
-        ("scheme/collection/strategies.py", "scheme/collection/test_strategies.py -k drain", [
+        ("scheme/collection/strategies.py", "scheme/collection/test_strategies.py -k drain or again", [
             ("        self._deliver_late([rollout for rollouts in self._arrived.values() for "
              "rollout in rollouts], deliver)\n",
              ""),
@@ -538,8 +538,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
             ("if not self._released:\n            ", ""),
             (" and not self._released", ""),
         ]),
-        ("scheme/collection/collector_thread.py",
-         "scheme/recording/test_record.py -k before_its_end or collector_thread", [
+        ("scheme/collection/collector_thread.py", "scheme/test_drain.py -k end_a_replay", [
             ("        self._journal.release()\n", ""),
             ("            self._journal.fail(failure)\n", ""),
         ]),
