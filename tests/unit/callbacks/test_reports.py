@@ -40,6 +40,7 @@ def test_callbacks_keep_their_states_if_a_resumed_run_has_others(changed):
     best.best = 7.0
     plateau.load_state({"best": 3.0, "best_at": 50.0})
     states = group(best, plateau, Plain()).state()
+    assert [saved["callback"] for saved in states] == ["SaveBestModel", "StopOnPlateau"]
     new_best, new_plateau = SaveBestModel(), StopOnPlateau(100)
     callbacks = changed(new_best, new_plateau)
     group(*callbacks).load_state(states)

@@ -81,7 +81,7 @@ def test_a_run_stops_at_a_score():
 
 def test_a_run_stops_on_a_plateau_also_after_a_resume():
     run, callback = Run(), StopOnPlateau(100, min_improvement=1.0)
-    for run.env_steps, run.return_mean in ((0, None), (50, 1.0), (100, 2.1), (199, 3.0)):
+    for run.env_steps, run.return_mean in ((0, None), (50, 1.0), (60, 2.0), (100, 2.1), (199, 3.0)):
         callback.on_record(run, {})
     resumed = StopOnPlateau(100, min_improvement=1.0)
     resumed.load_state(callback.state())
