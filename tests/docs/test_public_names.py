@@ -22,7 +22,7 @@ pytest.importorskip("furo")
 pytestmark = [pytest.mark.site, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
 
 _BLOCK = re.compile(
-    r"^```(?:python|\{code-cell\}[^\n]*)\n(?:---\n.*?^---\n)?(.*?)^```$", re.MULTILINE | re.DOTALL)
+    r"^```(?:python|\{code-cell\}[^\n]*)\n(?:---\n.*?^---\n|(?::[^\n]*\n)+)?(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The first line of a notebook's cell may be a command of Jupyter, such as `%%writefile file.py`.
 _MAGIC = re.compile(r"\A%%.*\n")
 
