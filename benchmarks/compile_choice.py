@@ -4,12 +4,15 @@
     python benchmarks/compile_choice.py --cases sac-halfcheetah --variants default sbx --sbx-python VENV/bin/python
 
 A run is one process, from its start to its end: imports, compilation, training and the reading of results. Its time is
-the processor time of the process and of all processes that descend from it. The runs of a case take turns, and the
-order changes with each round. `train` gets nothing but the algorithm, the environment, the number of env steps and a
-seed. SBX gets the settings of this library's presets for MuJoCo that matter for the time (networks, batch size, one
-update per env step, random actions in the first 5,000 env steps), and one thread. With `--cache cold`, each run begins
-without compiled code. With `--cache warm`, each variant is run once before the first round, which is not measured, and
-the runs then use the code that it has compiled.
+the processor time of the process and of all processes that descend from it. The runs of a case follow each other, and
+the order changes with each round. With `--together`, they run at the same time, in turns of half a second: all but one
+are stopped. Use this on a machine whose speed changes, because other programs use it.
+
+`train` gets nothing but the algorithm, the environment, the number of env steps and a seed. SBX gets the settings of
+this library's presets for MuJoCo that matter for the time (networks, batch size, one update per env step, random
+actions in the first 5,000 env steps), and one thread. With `--cache cold`, each run begins without compiled code. With
+`--cache warm`, each variant is run once before the first round, which is not measured, and the runs then use the code
+that it has compiled.
 
 With `--until STEPS`, runs stop early, although their `target_steps` stay the same. The time of a whole run is then
 estimated: the time of the stopped run, and for each missing env step the time of an env step in the last quarter of the
@@ -22,10 +25,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
+import math
 import os
-import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,8 +49,8 @@ CASES: dict[str, tuple[str, str, int]] = {
 OPTIONS: dict[str, dict[str, bool]] = {"default": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
 """Name of a variant of this library -> options of `train`."""
 SBX = "sbx"
-_SUBREAPER = 36
-"""Number of the option PR_SET_CHILD_SUBREAPER of prctl."""
+TURN_S = 0.5
+"""Length of a turn of a run, in seconds."""
 
 
 class Marks:
@@ -132,37 +135,77 @@ def sbx(case: str, seed: int, until: int) -> dict[str, Any]:
             **marks.figures()}
 
 
-def measured(command: list[str], env: dict[str, str]) -> tuple[dict[str, Any], float, float]:
-    """Run a command; return the JSON object on its last line, and its processor time and its duration in seconds.
+def measured(commands: list[list[str]], envs: list[dict[str, str]]) -> list[tuple[dict[str, Any], float, float]]:
+    """Run commands in turns; return the last line of each, a JSON object, its processor time and its duration.
 
-    Processes whose parent has ended become children of this process, so their times are counted, too.
+    The processor time includes that of all descendants. Both times are in seconds.
     """
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    duration = time.perf_counter() - start
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (json.loads(done.stdout.splitlines()[-1]),
-            after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime, duration)
+    with contextlib.ExitStack() as stack:
+        start = time.perf_counter()
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        running = {}
+        for index, (command, env, output) in enumerate(zip(commands, envs, outputs, strict=True)):
+            process = subprocess.Popen(command, env=env, stdout=output, start_new_session=True)
+            running[process.pid] = index
+            if len(commands) > 1:
+                os.killpg(process.pid, signal.SIGSTOP)
+        times: list[tuple[float, float]] = [(math.nan, math.nan)] * len(commands)
+        try:
+            while running:
+                for pid, index in list(running.items()):
+                    if len(commands) == 1:
+                        _, status, used = os.wait4(pid, 0)
+                    else:
+                        os.killpg(pid, signal.SIGCONT)
+                        time.sleep(TURN_S)
+                        ended, status, used = os.wait4(pid, os.WNOHANG)
+                        if not ended:
+                            os.killpg(pid, signal.SIGSTOP)
+                            continue
+                    del running[pid]
+                    times[index] = used.ru_utime + used.ru_stime, time.perf_counter() - start
+                    if status:
+                        raise SystemExit(f"{commands[index]} failed with status {status}")
+        finally:
+            for pid in running:
+                os.killpg(pid, signal.SIGKILL)
+        for output in outputs:
+            output.seek(0)
+        return [(json.loads(output.read().splitlines()[-1]), *figures)
+                for output, figures in zip(outputs, times, strict=True)]
 
 
-def run(case: str, variant: str, seed: int, until: int, cache: str | None, sbx_python: str | None) -> dict[str, Any]:
-    """Measure one run in a process of its own; `cache` is the directory of compiled code, None for an empty one."""
+def run(case: str, variants: list[str], seed: int, until: int, cache: str | None,
+        sbx_python: str | None) -> list[dict[str, Any]]:
+    """Measure runs of a case, each in a process of its own.
+
+    Args:
+        case: Name of the case.
+        variants: Names of the variants; several take turns.
+        seed: Seed of the runs.
+        until: Env steps after which the runs stop; 0: they do not.
+        cache: Directory of compiled code; None: an empty one.
+        sbx_python: Interpreter for the variant sbx.
+    """
+    commands, envs = [], []
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-               "TORCHINDUCTOR_CACHE_DIR": cache or f"{folder}/cache", "JAX_PLATFORMS": "cpu",
-               "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
-        python = sbx_python if variant == SBX and sbx_python else sys.executable
+        for variant in variants:
+            python = sbx_python if variant == SBX and sbx_python else sys.executable
+            commands.append([python, "-W", "ignore", __file__, "--child", case, variant, str(seed), str(until),
+                             f"{folder}/{variant}"])
+            envs.append({**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+                         "TORCHINDUCTOR_CACHE_DIR": cache or f"{folder}/{variant}/cache", "JAX_PLATFORMS": "cpu",
+                         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"})
         load = os.getloadavg()[0]
-        found, cpu_s, seconds = measured(
-            [python, "-W", "ignore", __file__, "--child", case, variant, str(seed), str(until), folder], env)
-    missing = CASES[case][2] - found["stopped_at"] if "stopped_at" in found else 0
-    found["whole_cpu_s"] = round(cpu_s + missing * found.get("s_per_step", 0.0), 2)
-    return {"case": case, "variant": variant, "seed": seed, "cpu_s": round(cpu_s, 2), "seconds": round(seconds, 1),
-            "load": round(load, 1), **found}
+        results = measured(commands, envs)
+    lines = []
+    for variant, (found, cpu_s, seconds) in zip(variants, results, strict=True):
+        missing = CASES[case][2] - found["stopped_at"] if "stopped_at" in found else 0
+        found["whole_cpu_s"] = round(cpu_s + missing * found.get("s_per_step", 0.0), 2)
+        lines.append({"case": case, "target_steps": CASES[case][2], "variant": variant, "seed": seed,
+                      "together": len(variants) > 1, "cpu_s": round(cpu_s, 2), "seconds": round(seconds, 1),
+                      "load": round(load, 1), **found})
+    return lines
 
 
 def main() -> None:
@@ -180,9 +223,13 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--until", type=int, default=0, help="env steps after which runs stop; 0: they do not")
     parser.add_argument("--cache", choices=["cold", "warm"], default="cold")
+    parser.add_argument("--together", action="store_true",
+                        help="run the variants of a case at the same time, in turns of half a second")
     parser.add_argument("--sbx-python", help="interpreter with sbx-rl, needed for the variant sbx")
     parser.add_argument("--out", type=Path, help="file to which each line is appended")
     options = parser.parse_args()
+    if options.together and options.cache == "warm":
+        parser.error("--together needs --cache cold")
     if SBX in options.variants and options.sbx_python is None:
         parser.error("the variant sbx needs --sbx-python")
     with tempfile.TemporaryDirectory() as shared:
@@ -190,16 +237,18 @@ def main() -> None:
         for case in options.cases:
             if options.cache == "warm":
                 for variant in options.variants:
-                    run(case, variant, options.first_seed, options.until, caches[variant], options.sbx_python)
+                    run(case, [variant], options.first_seed, options.until, caches[variant], options.sbx_python)
             for pair in range(options.pairs):
-                for variant in options.variants if pair % 2 == 0 else options.variants[::-1]:
-                    found = run(case, variant, options.first_seed + pair, options.until, caches[variant],
+                order = options.variants if pair % 2 == 0 else options.variants[::-1]
+                for group in [order] if options.together else [[variant] for variant in order]:
+                    found = run(case, group, options.first_seed + pair, options.until, caches[group[0]],
                                 options.sbx_python)
-                    line = json.dumps({**origin(), "cache": options.cache, **found})
-                    print(line, flush=True)
+                    text = "".join(
+                        json.dumps({**origin(), "cache": options.cache, **line}) + "\n" for line in found)
+                    print(text, end="", flush=True)
                     if options.out is not None:
                         with options.out.open("a", encoding="utf-8") as file:
-                            file.write(line + "\n")
+                            file.write(text)
 
 
 if __name__ == "__main__":
