@@ -1,10 +1,12 @@
-"""Make tables and learning curves of the documentation from the results of `scores.py` and `roofline.py`.
+"""Make tables and learning curves of the documentation from the results of other benchmarks.
 
     python benchmarks/report.py docs/benchmarks/scores.json
     python benchmarks/report.py docs/benchmarks/roofline.jsonl
+    python benchmarks/report.py docs/benchmarks/compile.jsonl
 
 From the results of `scores.py`, the script writes `scores.md` (the table) and one SVG file per task; from the lines
-that `roofline.py` has printed, it writes `roofline.md`. The files are next to the given file.
+that `roofline.py` and `compile_choice.py` have printed, it writes `roofline.md` and `compile.md`. The files are next to
+the given file.
 """
 
 from __future__ import annotations
@@ -60,6 +62,36 @@ def roofline_table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def compile_table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table with one row per case of `compile_choice.py`.
+
+    Runs that make the same choice are the same program, whether `train` has made the choice or it was given.
+    """
+    rows = ["| task | env steps | choice of `train` | with this choice | with the other choice | SBX |",
+            "|---|---|---|---|---|---|"]
+    for case in dict.fromkeys(line["case"] for line in lines):
+        runs = [line for line in lines if line["case"] == case]
+        chosen = {run["is_compiled"] for run in runs if run["variant"] == "default"}
+        if len(chosen) != 1:
+            raise SystemExit(f"{case}: expected one choice of the default, got {chosen}")
+        choice = chosen.pop()
+        cells = [", ".join(_seconds(run) for run in runs if run.get("is_compiled") == value)
+                 for value in (choice, not choice, None)]
+        algorithm, env = case.split("-")
+        rows.append(f"| {algorithm.upper()}, {ENV_NAMES[env]} | {runs[0]['target_steps']:,} "
+                    f"| {'compiled' if choice else 'not compiled'} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _seconds(run: dict[str, Any]) -> str:
+    """Return the processor time of a whole run, with a tilde if it is estimated from a part of the run."""
+    return f"{'~' if 'stopped_at' in run else ''}{run['whole_cpu_s']:.0f} s"
+
+
+TABLES = {"roofline": roofline_table, "compile": compile_table}
+"""Name of a file of results -> function that returns its table."""
+
+
 def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
     """Draw the mean return of the last 100 training episodes over env steps, with one line per seed."""
     mpl.rcParams["svg.hashsalt"] = task
@@ -80,7 +112,7 @@ def main() -> None:
     source = parser.parse_args().source
     if source.suffix == ".jsonl":
         lines = [json.loads(line) for line in source.read_text().splitlines()]
-        source.with_suffix(".md").write_text(roofline_table(lines))
+        source.with_suffix(".md").write_text(TABLES[source.stem](lines))
         return
     tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in json.loads(source.read_text()):

@@ -22,7 +22,8 @@ STORED = [name for name in NOTEBOOKS
           if name == "first_agent" or (Path(__file__).parent / "notebooks" / f"{name}.json").exists()]
 exclude_patterns = ["_build", "_ext",
                     *(f"notebooks/{name}.{'md' if name in STORED else 'ipynb'}" for name in NOTEBOOKS),
-                    "benchmarks/coverage.md", "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
+                    "benchmarks/compile.md", "benchmarks/coverage.md", "benchmarks/history.md",
+                    "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import math
 import re
 import shutil
 
@@ -125,13 +126,33 @@ def test_result_states_commit_and_machine(run_forked):
     assert printed["machine"]["cores"] > 0
 
 
-@pytest.fixture
-def history():
-    """Return the module benchmarks/history.py."""
-    spec = importlib.util.spec_from_file_location("history", BENCHMARKS / "history.py")
+def module_of(name):
+    """Return a script of `benchmarks/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def history():
+    """Return the module benchmarks/history.py."""
+    return module_of("history")
+
+
+def test_the_choice_to_compile_was_right_in_whole_runs_and_its_table_is_current():
+    source = ROOT / "docs" / "benchmarks" / "compile.jsonl"
+    lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    assert source.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").compile_table(lines)
+    for case in dict.fromkeys(line["case"] for line in lines):
+        runs = [line for line in lines if line["case"] == case]
+        chosen, = {run["is_compiled"] for run in runs if run["variant"] == "default"}
+        # Runs with equal choices are the same program, so the shortest of them is the least disturbed one.
+        mine, others = ([run["whole_cpu_s"] for run in runs if run.get("is_compiled") is choice]
+                        for choice in (chosen, not chosen))
+        assert min(mine) <= 1.05 * min(others, default=math.inf), case
+        turns = {run["variant"]: run["whole_cpu_s"] for run in runs if run.get("together")}
+        assert "sbx" not in turns or turns["default"] < turns["sbx"], case
 
 
 def test_the_history_is_complete_and_its_table_is_current(history):

@@ -3,6 +3,7 @@ replayed runs keep."""
 
 from __future__ import annotations
 
+import json
 import logging
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ from pytorchrl.agent.algorithms.precision import PrecisionOptions, PrecisionTria
 from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import CheckpointError, DeviceError
 from pytorchrl.scheme.choices import decide_choices
+from pytorchrl.training.training import make_learner
+from tests.conftest import ROOT
 from tests.unit.scheme.checkpointed import through_a_file
 
 FASTER = {True: PrecisionTrial(2.0, 1.0), False: PrecisionTrial(1.0, 2.0)}
@@ -213,6 +216,21 @@ def test_only_runs_with_many_updates_are_compiled(compiler):
         updates = compile_rule._COMPILE_S / compile_rule._SAVED_S[kind.upper()]
         per_step = 1 / 8
         assert (updates < target_steps * per_step) is expected, (kind, target_steps)
+
+
+def test_runs_by_default_choose_what_took_less_time_in_the_benchmark(compiler):
+    source = ROOT / "docs" / "benchmarks" / "compile.jsonl"
+    lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    found = {line["case"]: (line["target_steps"], line["is_compiled"]) for line in lines
+             if line["variant"] == "default"}
+    assert len(found) >= 4
+    for case, (target_steps, is_compiled) in found.items():
+        algorithm, env = case.split("-")
+        name = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5"}[env]
+        learner, _ = make_learner(algorithm, name, target_steps=target_steps, progress=False)
+        scheme = learner.scheme
+        decided = decide_choices(scheme.agent, scheme.nested, target_steps)
+        assert decided.algo_factory.options.compile is is_compiled, case
 
 
 def test_options_that_change_the_number_of_updates_change_the_choice(compiler):
