@@ -20,7 +20,7 @@ OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev", "envs"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
 pytestmark = reads_source
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
-PEERS = {"stable-baselines3", "sample-factory", "rliable"}
+PEERS = {"stable-baselines3", "sample-factory", "rliable", "sbx", "sbx-rl"}
 # Required packages that no module imports by name -> reason.
 INDIRECT = {
     "imageio-ffmpeg": "moviepy uses it to write videos",
