@@ -97,13 +97,13 @@ LISTED: dict[str, dict[str, Any]] = {
                                                  "minigrid.wrappers:ImgObsWrapper"]},
     "highway_env:parking-v0": {}, "highway_env:merge-v0": {}, "highway_env:racetrack-v0": {},
     "gymnasium_robotics:PointMaze_Large-v3": {}, "gymnasium_robotics:AntMaze_UMaze-v5": {},
-    "gymnasium_robotics:AdroitHandDoor-v2": {}, "gymnasium_robotics:FrankaKitchen-v1": {},
+    "gymnasium_robotics:AdroitHandDoor-v1": {},
     "shimmy:dm_control/reacher-easy-v0": {}, "shimmy:dm_control/walker-walk-v0": {},
     "shimmy:dm_control/quadruped-run-v0": {}, "shimmy:dm_control/humanoid-stand-v0": {},
     "mpe2.simple_spread_v3": {"policies": "shared"},
     "phys2d/CartPole-v1": {"wrappers": ["gymnasium.wrappers:JaxToNumpy"]},
     "tabular/Blackjack-v0": {"wrappers": ["gymnasium.wrappers:JaxToNumpy"]},
-    "ALE/Tetris-v5": {}, "Ant-v5": {}, "CarRacing-v3": {}, "Taxi-v3": {}, "Blackjack-v1": {},
+    "ALE/Tetris-v5": {}, "Ant-v5": {}, "CarRacing-v3": {}, "Taxi-v4": {}, "Blackjack-v1": {},
 }
 
 

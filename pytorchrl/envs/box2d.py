@@ -1,4 +1,4 @@
-"""Environments of Box2D (extra `box2d`): LunarLander, BipedalWalker, CarRacing."""
+"""Environments of Box2D (extra `box2d`): LunarLander, BipedalWalker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pytorchrl.envs.suites import VEC_ENV_SIZE, is_made_by, suite
 from pytorchrl.support.untyped import OptionValue
 
 
-@suite("box2d", has=is_made_by("box2d"))
+def _has(env_id: str) -> bool:
+    """Return whether an id belongs to the suite: not CarRacing, because options for vectors do not suit its images."""
+    return is_made_by("box2d")(env_id) and not env_id.startswith("CarRacing")
+
+
+@suite("box2d", has=_has)
 def box2d_factory(env_id: str, vec_env_size: int = VEC_ENV_SIZE, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of the Box2D suite.
 

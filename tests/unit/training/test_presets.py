@@ -134,6 +134,11 @@ def test_a_registered_preset_of_a_kind_also_sets_environment_options():
         presets.register("a2c", "images", kept)
 
 
+def test_the_images_of_a_suite_for_vectors_have_the_options_of_images():
+    assert compose_parts("ppo", "CarRacing-v3", {}).preset == "images"
+    assert compose_parts("ppo", "LunarLander-v3", {}).preset == "box2d"
+
+
 def test_several_agents_have_the_kind_of_their_spaces():
     assert compose_parts("ppo", MatchingGame, {"policies": "shared"}).preset == "vectors"
 
