@@ -132,6 +132,8 @@ def table(lines: Iterable[str]) -> str:
     """Return a table with the probability of improvement of each task."""
     scores: dict[str, dict[str, list[float]]] = {}
     for record in map(json.loads, lines):
+        if record["defaults"] not in ("new", "old"):  # an earlier state of the new ones
+            continue
         scores.setdefault(f"{record['task']}, {record['steps']:,} steps", {"new": [], "old": []})[
             record["defaults"]].append(record["final"])
     text = ["| task | seeds | old: mean (smallest to largest) | new | probability of improvement |",
