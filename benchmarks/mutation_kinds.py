@@ -497,9 +497,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
         ]),
     ],
     "other episodes in each evaluation": [
-        ("scheme/supervision/evaluation.py",
-         "scheme/supervision/test_evaluation.py training/test_evaluate.py -k each_evaluation or environments "
-         "or during", [
+        ("scheme/supervision/evaluation.py", "scheme/supervision/test_evaluation.py -k each_evaluation or during", [
             ("        self._rounds += 1\n", ""),
             ("self._rounds)", "1)"),
             ("            kept.reseed(seed)\n", ""),
@@ -510,15 +508,14 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
         ]),
     ],
     "sampled actions after annealed exploration": [
-        ("scheme/supervision/evaluation.py",
-         "scheme/supervision/test_evaluation.py training/test_evaluate.py -k stochastic or kept", [
+        ("scheme/supervision/evaluation.py", "scheme/supervision/test_evaluation.py -k stochastic or during", [
             ("        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration\n",
              ""),
             ("_AFTER_TRAINING,", "0,"),
             ("deterministic,", "True,"),
             ("        self._algo.load_acting_state(weights.state)\n", ""),
         ]),
-        ("agent/acting.py", "agent/test_acting.py -k sampled or own_seed or policy_chooses", [
+        ("agent/acting.py", "agent/test_acting.py -k sampled or own_seed or policy_chooses or asked_to", [
             ("        algorithm.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration\n",
              ""),
             ("deterministic,", "True,"),
@@ -558,7 +555,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
     "the last checkpoint, due at the end": [
         ("learner/learner.py",
          "callbacks/test_base.py learner/test_background_checkpoints.py learner/test_learner.py -k checkpoint "
-         "or evaluation or records or interval", [
+         "or evaluation or record or dry_run", [
             (" and last_steps != self.env_steps", ""),
             ("                self._files.wait()  # `last_checkpoint` changes when the file is written\n", ""),
             ("        self._due.after_checkpoint(self.env_steps)\n", ""),

@@ -112,6 +112,13 @@ def test_sampled_actions_use_the_exploration_after_its_annealing():
         assert {int(agent.act(obs, deterministic=how)) for how in (True, *[False] * 10)} == {int(agent.act(obs))}
 
 
+def test_act_samples_actions_only_if_it_is_asked_to():
+    agent = agent_of("ppo")
+    obs = np.zeros(4, np.float32)
+    assert {int(agent.act(obs, deterministic=False)) for _ in range(60)} == {0, 1}
+    assert len({int(agent.act(obs)) for _ in range(60)}) == 1
+
+
 def test_each_policy_samples_with_its_own_seed(monkeypatch):
     seeds, build = [], PolicyParts.build
     monkeypatch.setattr(PolicyParts, "build", lambda parts, seed: seeds.append(seed) or build(parts, seed))

@@ -9,7 +9,11 @@ import threading
 import pytest
 import torch
 
+from pytorchrl import Learner, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.learner import checkpoints
+from pytorchrl.learner.checkpoints import CheckpointFiles
+from pytorchrl.learner.files import RunFiles
 from pytorchrl.support.threads import Background
 from pytorchrl.callbacks import Callback
 from tests.unit.learner.test_checkpoints import files, is_equal, make, records, train_to
@@ -161,3 +165,41 @@ def test_a_background_job_reports_its_error_once():
     background.wait()
     background.wait()
     assert len(done) == 1
+
+
+def test_a_last_checkpoint_that_is_still_being_written_is_not_written_again(tmp_path, monkeypatch):
+    """Check a checkpoint that is due exactly at the end; it is written only while the learner waits for it."""
+    written, is_writing, is_awaited = [], threading.Event(), threading.Event()
+    write, wait = CheckpointFiles.write, RunFiles.wait
+
+    def slow(self, place, state):
+        is_writing.set()
+        is_awaited.wait(5.0)
+        written.append(place.env_steps)
+        return write(self, place, state)
+
+    def watched(self):
+        if is_writing.is_set():
+            is_awaited.set()
+        wait(self)
+    monkeypatch.setattr(CheckpointFiles, "write", slow)
+    monkeypatch.setattr(RunFiles, "wait", watched)
+    scheme = Scheme(*synthetic_agent(4), runtime="threads", seed=1)
+    with Learner(scheme, 8, tmp_path, checkpoint_every=8, progress=False, tensorboard=False) as learner:
+        learner.train()
+    assert written == [8]
+
+
+def test_a_checkpoint_in_the_background_calls_no_hook(tmp_path):
+    class Counts(Callback):
+        calls = 0
+
+        def on_checkpoint(self, run):
+            self.calls += 1
+    counts, scheme = Counts(), Scheme(*synthetic_agent(4), runtime="threads", seed=1)
+    with Learner(scheme, 100, tmp_path, progress=False, tensorboard=False, callbacks=[counts]) as learner:
+        learner.step()
+        learner.save_checkpoint(wait=False)
+        assert counts.calls == 0
+        learner.save_checkpoint()
+        assert counts.calls == 1

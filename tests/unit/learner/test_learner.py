@@ -219,6 +219,12 @@ def test_records_are_written_at_intervals_and_at_the_end(fake_scheme, tmp_path):
     assert [record["algorithm"]["loss"] for record in records(tmp_path)] == [2.0, 5.0, 8.0, 10.0]
 
 
+def test_a_record_that_is_due_exactly_at_the_end_is_written_once(fake_scheme, tmp_path):
+    with make(fake_scheme(), 60, tmp_path, log_every=30) as learner:
+        learner.train()
+    assert [record["env_steps"] for record in records(tmp_path)] == [30, 60]
+
+
 def test_metrics_keep_the_last_statistics_of_the_algorithm(fake_scheme, tmp_path):
     """Check that metrics contain the statistics of the latest record until the next update starts new means."""
     with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:

@@ -253,3 +253,15 @@ def test_a_lost_worker_ends_a_run_if_failures_raise(scheme):
     scheme.poll_evaluation = failing(WorkerLostError("died"))
     with pytest.raises(WorkerLostError, match="died"):
         evaluations.poll()
+
+
+def test_the_first_event_that_is_due_is_planned_again_after_each_event():
+    due = Due(1000, 10_000, 100, 70)
+    assert due.first == 70
+    due.after_checkpoint(75)
+    assert due.first == 100
+    due.after_evaluation(100)
+    assert due.first == 140
+    due.after_checkpoint(990)
+    due.after_evaluation(990)
+    assert due.first == 1000
