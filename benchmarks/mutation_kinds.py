@@ -354,7 +354,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
             ("._generation <= self._left\n", "._generation < self._left\n"),
             (" if self._generation <= self._left else None", ""),
         ]),
-        ("scheme/collection/collector_thread.py", "scheme/test_drain.py -k announced or finished", [
+        ("scheme/collection/collector_thread.py", "scheme/test_drain.py -k announcements or any_number", [
             ("max(self._drain_announced, number)", "number"),
             ("_drain_announced > self.", "_drain_announced >= self."),
             ("= self.is_used_up = False\n", "= False\n"),
@@ -497,7 +497,9 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
         ]),
     ],
     "other episodes in each evaluation": [
-        ("scheme/supervision/evaluation.py", "scheme/supervision/test_evaluation.py -k each_evaluation or during", [
+        ("scheme/supervision/evaluation.py",
+         "scheme/supervision/test_evaluation.py training/test_evaluate.py -k each_evaluation or its_weights "
+         "or during or kept or builds", [
             ("        self._rounds += 1\n", ""),
             ("self._rounds)", "1)"),
             ("            kept.reseed(seed)\n", ""),
@@ -508,7 +510,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
         ]),
     ],
     "sampled actions after annealed exploration": [
-        ("scheme/supervision/evaluation.py", "scheme/supervision/test_evaluation.py -k stochastic or during", [
+        ("scheme/supervision/evaluation.py", "scheme/supervision/test_evaluation.py -k stochastic or its_weights", [
             ("        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # use the final value of annealed exploration\n",
              ""),
             ("_AFTER_TRAINING,", "0,"),

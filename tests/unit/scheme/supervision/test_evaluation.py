@@ -120,11 +120,12 @@ class Counted(gym.Env):
 def counted():
     """Return a function that makes an evaluator of an annealed DQN agent, and weights for it."""
     envs = VecEnv.create_factory(Counted, vec_env_size=2, backend="sync")
-    algo = DQN.create_factory(initial_epsilon=1.0, final_epsilon=0.0, start_steps=1000, epsilon_steps=500)
     actor = QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,))
-    state = {name: tensor.numpy() for name, tensor in algo(actor=actor(seed=1), seed=1).acting_state().items()}
 
-    def make(seed=1, kept=False):
+    def make(seed=1, kept=False, final_epsilon=0.0, weights=1):
+        algo = DQN.create_factory(initial_epsilon=1.0, final_epsilon=final_epsilon, start_steps=1000, epsilon_steps=500)
+        own = algo(actor=actor(seed=weights), seed=1).acting_state()
+        state = {name: tensor.numpy() for name, tensor in own.items()}
         evaluator = Evaluator(0, algo_factory=algo, actor_factory=actor, test_envs_factory=envs, seed=seed,
                               kept=KeptEnvs(envs) if kept else None)
         return lambda **how: evaluator.evaluate(Weights(0, state), 3, **how)
@@ -147,6 +148,18 @@ def test_a_stochastic_evaluation_uses_the_exploration_after_its_annealing(counte
     greedy, sampled = (counted()(deterministic=deterministic).returns for deterministic in (True, False))
     assert sampled == greedy
     assert len({int(value) for value in greedy}) == 1
+
+
+def test_an_evaluation_plays_with_its_weights_and_samples_with_its_seed(counted):
+    def actions(**options):
+        """Return the sums of the actions of three episodes, and those of an evaluation with sampled actions."""
+        return [[int(value) for value in counted(**options)(deterministic=deterministic).returns]
+                for deterministic in (True, False)]
+    greedy, sampled = actions(final_epsilon=1.0)
+    assert len(set(greedy)) == 1
+    assert len(set(sampled)) > 1
+    assert actions(final_epsilon=1.0)[1] == sampled != actions(final_epsilon=1.0, seed=2)[1]
+    assert len({actions(weights=weights)[0][0] for weights in range(12)}) > 1
 
 
 def test_evaluation_runs_during_training(make_scheme):
