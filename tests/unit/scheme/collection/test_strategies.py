@@ -169,12 +169,12 @@ def test_fraction_samples_is_rounded_to_at_least_one_step(fraction, steps):
 
 
 def test_a_fraction_of_workers_that_is_a_whole_number_is_not_rounded_up():
-    """Check that eleven of twenty workers are enough, although 0.55 * 20 exceeds 11 in floating-point numbers."""
-    runtime, workers = _fake_workers(20)
-    names = list(map(str, range(20)))
-    runtime.done = [names[:10], [names[10]], [], names[11:]]
-    _barrier(workers, runtime, col_fraction_workers=0.55).step(lambda item: None)
-    assert {name for name, *_ in runtime.signals} == set(names[11:])
+    """Check that seven of 25 workers are enough, although 0.28 * 25 exceeds 7 in floating-point numbers."""
+    runtime, workers = _fake_workers(25)
+    names = list(map(str, range(25)))
+    runtime.done = [names[:6], [names[6]], [], names[7:]]
+    _barrier(workers, runtime, col_fraction_workers=0.28).step(lambda item: None)
+    assert {name for name, *_ in runtime.signals} == set(names[7:])
 
 
 class OneByOne(InstantRuntime):
