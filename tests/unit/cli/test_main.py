@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -162,11 +163,15 @@ def test_several_values_may_be_separate_arguments(flags, sizes):
     (["--config", "run.toml", "--env-kwargs", '{"x": 1}'], {"algorithm": "a2c", "env": "Y-v0", "env_kwargs": {"x": 1}}),
     (["--config", "run.toml", "--env", "X-v0", "--lr", "0.25"], {"algorithm": "a2c", "lr": 0.25, "gamma": 0.5}),
     (["--config=run.toml", "--env=X-v0"], {"algorithm": "a2c", "lr": 0.125}),
+    (["--no-progress", "mine_in_any_order:Mine", "--env", "X-v0"], {"algorithm": "mine_in_any_order:Mine"}),
+    (["--json", "mine_in_any_order:Mine", "--env", "X-v0"], {"algorithm": "mine_in_any_order:Mine", "json": True}),
 ])
 def test_flags_may_have_any_order(tmp_path, monkeypatch, words, expected):
     """Check the arguments that are searched before they are parsed: the algorithm, and the values of some flags."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.toml").write_text('algorithm = "a2c"\nenv = "Y-v0"\nlr = 0.125\ngamma = 0.5\n')
+    (tmp_path / "mine_in_any_order.py").write_text("from pytorchrl import PPO as Mine\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     given = vars(parse("train", "Train", words))
     expected = {"algorithm": "ppo", "env": "X-v0", **expected}
     assert {name: given[name] for name in expected} == expected
