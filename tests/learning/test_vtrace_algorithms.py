@@ -52,19 +52,9 @@ def test_learns_from_rollouts_in_shards_within_seconds():
 
 @pytest.mark.learning
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("runtime", ["threads", "simulated", pytest.param("ray", marks=pytest.mark.ray)])
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
-def test_solves_cartpole(algorithm, target_steps, seed):
-    result, summary = play(algorithm, seed, target_steps=target_steps, runtime="threads")
-    assert summary["policy_lag"]["mean"] >= UPDATES_PER_BATCH[algorithm]
-    assert result >= 475, summary
-
-
-@pytest.mark.learning
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("runtime", ["simulated", pytest.param("ray", marks=pytest.mark.ray)])
-@pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
-def test_solves_cartpole_in_other_runtimes(algorithm, target_steps, runtime):
+def test_solves_cartpole(algorithm, target_steps, runtime):
     """Check the median of three seeds, because the final policy of a run is sometimes bad."""
     runs = [play(algorithm, seed, target_steps=target_steps, runtime=runtime) for seed in (1, 2, 3)]
     assert all(summary["policy_lag"]["mean"] >= UPDATES_PER_BATCH[algorithm] for _, summary in runs), runs

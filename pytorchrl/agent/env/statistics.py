@@ -167,8 +167,8 @@ def _row(fields: Iterable[object]) -> str:
 
 def _columns_of(path: Path) -> list[str]:
     with open_regular(path) as file:
-        header = file.readline(_LONGEST_HEADER).decode("utf-8", errors="replace")
+        start = file.read(_LONGEST_HEADER).decode("utf-8", errors="replace")
     try:
-        return next(csv.reader([header]), [])
+        return next(csv.reader(io.StringIO(start, newline="")), [])  # a name of a column may contain line breaks
     except csv.Error:  # for example, a damaged header that contains NUL
-        return [header]
+        return [start.partition("\n")[0]]

@@ -13,7 +13,6 @@ import pickle
 import threading
 
 import pytest
-import torch
 
 from pytorchrl import ASYNC, SYNC
 from pytorchrl.errors import ConfigError, DeviceError
@@ -89,7 +88,7 @@ def test_device_errors_can_be_pickled():
 
 
 @pytest.mark.parametrize("name", ["grad_device", "col_device"])
-@pytest.mark.parametrize("device", ["gpu", 0, "", "cuda:", "cuda:x", "cuda:-1", True, torch.device("cpu")], ids=str)
+@pytest.mark.parametrize("device", ["gpu", 0, "", "cuda:", "cuda:x", "cuda:-1", True], ids=str)
 def test_invalid_device_names_are_refused(make_scheme, name, device):
     error = DeviceError if isinstance(device, str) else ConfigError
     with pytest.raises(error, match=f"{name} must be (None, 'cpu', 'cuda' or 'cuda:k'|a string or None), got "):
