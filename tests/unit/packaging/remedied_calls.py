@@ -366,7 +366,11 @@ def recorded(path, **options):
 
 
 def replayed(path, target_steps=1, **options):
-    scheme(num_col_workers=2, replay=str(path), **options).start(target_steps)
+    built = scheme(num_col_workers=2, replay=str(path), **options)
+    try:
+        built.start(target_steps)
+    finally:
+        built.stop()
 
 
 def in_two_runs(folder, **options):

@@ -7,11 +7,13 @@ execute other remedies, and `NOT_EXECUTED` the reasons for the rest.
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
 
 from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.scheme.transport import codecs
 from pytorchrl.training.training import make_learner
 from tests.conftest import ROOT
 from tests.unit.packaging.remedied_calls import error_of, problems_with_calls
@@ -336,10 +338,13 @@ NOT_EXECUTED = {
 @pytest.mark.timeout(360)
 def test_every_remedy_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # the calls register codecs
+    threads = threading.active_count()
     messages = []
     found = problems_with_calls(tmp_path, messages)
     found += problems_with_options(messages)
     assert not found, "\n".join(found)
+    assert threading.active_count() <= threads  # no call leaves a scheme running
     lines = [line for message in messages for line in message.splitlines()]
     missing = [remedy for remedy in remedies() if not any(map(remedy.is_in, lines))]
     named = {**ELSEWHERE, **NOT_EXECUTED}

@@ -188,7 +188,7 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
     settings = presets.registered()[algorithm, suite]
     assert set(settings) <= set(option_specs(algorithm))
     assert {"target_steps", "num_envs", "num_steps"} <= set(settings)
-    parts = {part: {} for part in ("learner", "environments", "actor", "algorithm", "storage")}
+    parts = {part: {} for part in ("learner", "environments", "actor", "algorithm", "storage", "scheme")}
     for name, value in settings.items():
         spec = option_specs(algorithm)[name]
         parts[spec.part][spec.own_name] = value
