@@ -20,7 +20,7 @@ SHARED = {
 R2D2 = {"length": 7, "burn_in": 0, "period": 7, "mini_batch_size": 32, "recurrent_net": "gru", "recurrent_size": 32}
 DQN = {"mini_batch_size": 224, "polyak": 0.0}
 # On a busy machine, the learner falls behind the collectors, which therefore wait for it.
-SHARDS = {"preset": "r2d2", "num_replay_workers": 2, "min_replay_ratio": 4.0, "max_replay_ratio": 8.0}
+SHARDS = {"preset": "r2d2", "num_replay_workers": 2, "min_replay_ratio": 7.0, "max_replay_ratio": 8.0}
 
 
 def play(algorithm, target_steps, seed=1, **settings):
