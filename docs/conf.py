@@ -15,13 +15,9 @@ version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
               "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
-# The page of a notebook whose results are stored is its copy NAME.ipynb, which has the outputs; that of any other is
-# its text NAME.md, which is executed. Text and copy have the same document name, so one of them is excluded.
+# The page of a notebook is its copy NAME.ipynb, which has the outputs. Its text NAME.md would have the same name.
 NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*.ipynb"))
-STORED = [name for name in NOTEBOOKS
-          if name == "first_agent" or (Path(__file__).parent / "notebooks" / f"{name}.json").exists()]
-exclude_patterns = ["_build", "_ext",
-                    *(f"notebooks/{name}.{'md' if name in STORED else 'ipynb'}" for name in NOTEBOOKS),
+exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEBOOKS),
                     "benchmarks/compile.md", "benchmarks/coverage.md", "benchmarks/history.md",
                     "benchmarks/roofline.md", "benchmarks/scores.md"]
 
@@ -62,12 +58,7 @@ copybutton_prompt_is_regexp = True
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-nb_execution_mode = "force"
-nb_execution_excludepatterns = [f"notebooks/{name}.ipynb" for name in STORED]
-nb_execution_raise_on_error = True
-nb_execution_in_temp = True
-nb_execution_timeout = 300
-nb_execution_show_tb = True
+nb_execution_mode = "off"
 
 
 def literal_blocks(app, what, name, obj, options, lines):
@@ -101,7 +92,7 @@ def restore_attribute_docstring(app, what, name, obj, options, lines):
 def add_downloads(app, docname, source):
     """Add the files of a notebook below the title of its page; elsewhere, they are beside the notebook."""
     name = docname.removeprefix("notebooks/")
-    if docname == f"notebooks/{name}" and name in STORED:
+    if docname == f"notebooks/{name}" and name in NOTEBOOKS:
         notebook = json.loads(source[0])
         title, _, text = "".join(notebook["cells"][0]["source"]).partition("\n")
         line = f"Open this page in Jupyter: {{download}}`{name}.ipynb <{name}.ipynb>`"

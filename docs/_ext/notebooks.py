@@ -149,14 +149,9 @@ def _value_of(expression: str, scope: dict[str, Any]) -> str:
         raise ValueError(f"{{{{ {expression} }}}} in the text has no value: {error!r}") from error
 
 
-def is_measured(name: str) -> bool:
-    """Return whether a notebook can be drawn: its results are stored, or it is an introduction without experiment."""
-    return name == "first_agent" or (FOLDER / f"{name}.json").exists()
-
-
 def jupyter_copy(name: str) -> str:
-    """Return the contents of the file NAME.ipynb; without stored results, it has no outputs."""
-    return nbformat.writes(drawn(name) if is_measured(name) else notebook_of(name)) + "\n"
+    """Return the contents of the file NAME.ipynb."""
+    return nbformat.writes(drawn(name)) + "\n"
 
 
 def run(name: str, cells: list[Any], size: str) -> str:

@@ -30,10 +30,8 @@ def load_script():
 notebooks = load_script()
 NAMES = notebooks.names()
 HEADER = "---\nkernelspec:\n  name: python3\n  display_name: Python 3\n---\n\n"
-STORED = [name for name in NAMES if notebooks.is_measured(name)]
-UNMEASURED = [name for name in NAMES if name not in STORED]
 # The first agent is an introduction, so it asks no question.
-RESEARCH = [name for name in STORED if name != "first_agent"]
+RESEARCH = [name for name in NAMES if name != "first_agent"]
 # A notebook of two cells, which draws from the results of the third one.
 SMALL = (
     HEADER + "# Small\n\n```{code-cell}\nimport json\nfrom pathlib import Path\n\n"
@@ -71,12 +69,7 @@ def test_every_page_but_the_index_is_a_notebook():
     assert {path.stem for path in FOLDER.glob("*.json")} == set(RESEARCH)
 
 
-@pytest.mark.parametrize("name", UNMEASURED)
-def test_notebook_without_results_is_stored_without_outputs(name):
-    assert (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8") == notebooks.jupyter_copy(name)
-
-
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", NAMES)
 def test_notebook_is_stored_with_the_cells_of_its_text_and_with_outputs(name):
     path, copy, text = FOLDER / f"{name}.ipynb", stored(name), notebooks.notebook_of(name)
     nbformat.validate(copy)
@@ -119,7 +112,7 @@ def test_results_say_how_they_were_measured(name):
     assert (FOLDER / f"{name}.json").stat().st_size < 100_000
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", NAMES)
 def test_text_of_a_notebook_is_readable_on_a_forge_and_its_lines_of_code_fit_into_a_page(name):
     text = text_of(name)
     assert not re.findall(r"\{[a-z]+\}`", text)  # only Sphinx shows roles
@@ -142,7 +135,7 @@ def test_index_lists_every_research_notebook():
 
 @pytest.mark.site
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs_at_small_size(name, tmp_path):
     cells = [*notebooks.notebook_of(name).cells]
     if name in RESEARCH:
@@ -161,7 +154,6 @@ def test_typed_numbers_are_found(text):
 def small(folder, monkeypatch, text=SMALL):
     (folder / "small.md").write_text(text)
     monkeypatch.setattr(notebooks, "FOLDER", folder)
-    monkeypatch.setattr(notebooks, "is_measured", lambda name: True)
 
 
 def test_execution_measures_at_full_size_and_the_copy_shows_its_results(tmp_path, monkeypatch, capsys):
