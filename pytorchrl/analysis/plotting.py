@@ -10,8 +10,9 @@ import numpy as np
 
 from pytorchrl.analysis import STATISTICS, estimate, optimality_gap, performance_profile, read_curve, summarize_curves
 from pytorchrl.analysis.aggregates import Array, Statistic, iqm
-from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
+from pytorchrl.support.code import import_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,12 +132,11 @@ def _add_legend(axes: Axes, lines: Sequence[Line2D], texts: Sequence[str]) -> No
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
-        # This avoids pyplot, which would choose a display backend and keep references to all figures.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(f"plots need the extra `plots`: {install_hint('plots')}") from None
+    import_extra("matplotlib.backends.backend_agg", "plots", "a plot")
+    # This avoids pyplot, which would choose a display backend and keep references to all figures.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

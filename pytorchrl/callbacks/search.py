@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
-from pytorchrl.callbacks.trackers import imported
+from pytorchrl.support.code import import_extra
 
 
 class Trial(Protocol):
@@ -49,7 +49,7 @@ class OptunaPruning(Callback):
     def raise_if_pruned(self) -> None:
         """Raise `optuna.TrialPruned` if the trial was pruned, so that Optuna does not count the run as completed."""
         if self.pruned:
-            raise imported("optuna", "optuna").TrialPruned
+            raise import_extra("optuna", "optuna", "this callback").TrialPruned
 
 
 class TuneReport(Callback):
@@ -63,7 +63,7 @@ class TuneReport(Callback):
 
     def check(self, run: TrainingRun) -> None:
         """Raise `ConfigError` if Ray Tune is not installed."""
-        self._report = imported("ray.tune", "tune").report
+        self._report = import_extra("ray.tune", "tune", "this callback").report
 
     def on_record(self, run: TrainingRun, record: Mapping[str, object]) -> Mapping[str, float] | None:
         """Report the numbers of a record to Ray Tune; do nothing before the end of the first training episode."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from types import ModuleType
@@ -10,20 +9,12 @@ from typing import Protocol
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
-from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.monitor.reading import mapping
+from pytorchrl.support.code import import_extra
 
 # Some versions of MLflow accept at most this many parameters in one call, and characters in one value.
 _MOST_PARAMETERS, _LONGEST_PARAMETER = 100, 500
-
-
-def imported(package: str, extra: str) -> ModuleType:
-    """Import an optional package; if it is missing, raise `ConfigError` with the command that installs it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(f"this callback needs the extra `{extra}`: {install_hint(extra)}") from error
 
 
 def name_of(run: TrainingRun) -> str:
@@ -91,11 +82,11 @@ class WandbLog(Callback):
 
     def check(self, run: TrainingRun) -> None:
         """Raise `ConfigError` if the package `wandb` is not installed."""
-        imported("wandb", "wandb")
+        import_extra("wandb", "wandb", "this callback")
 
     def on_start(self, run: TrainingRun) -> None:
         """Start a run in the tracker, which receives all options, and has the name of the run."""
-        self._run = imported("wandb", "wandb").init(
+        self._run = import_extra("wandb", "wandb", "this callback").init(
             **{"config": parameters_of(run), "name": name_of(run), **self._settings})
         self._run.define_metric("*", step_metric="env_steps")
 
@@ -136,11 +127,11 @@ class MlflowLog(Callback):
 
     def check(self, run: TrainingRun) -> None:
         """Raise `ConfigError` if the package `mlflow` is not installed."""
-        imported("mlflow", "mlflow")
+        import_extra("mlflow", "mlflow", "this callback")
 
     def on_start(self, run: TrainingRun) -> None:
         """Start a run in the tracker, which receives all options as parameters, and has the name of the run."""
-        self._mlflow = mlflow = imported("mlflow", "mlflow")
+        self._mlflow = mlflow = import_extra("mlflow", "mlflow", "this callback")
         if self._experiment is not None:
             mlflow.set_experiment(self._experiment)
         known = mlflow.start_run(**{"run_name": name_of(run), **self._settings}).data.params

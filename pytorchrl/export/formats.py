@@ -13,9 +13,10 @@ import torch
 from torch.export import ExportedProgram
 
 from pytorchrl.agent.policy import Policy
-from pytorchrl.errors import ConfigError, ExportError, install_hint
+from pytorchrl.errors import ConfigError, ExportError
 from pytorchrl.export.graph import graph_of, run_graph
 from pytorchrl.export.inputs import Inputs, describe, example_inputs, output_names
+from pytorchrl.support.code import import_extra
 from pytorchrl.support.terminal import silenced
 
 DESCRIPTION = "policy"
@@ -159,11 +160,7 @@ def format_of(name: str) -> Format:
     if name not in FORMATS:
         raise ConfigError(f"the format must be one of {list(FORMATS)}, got {name!r}")
     for package in FORMATS[name].packages:
-        try:
-            importlib.import_module(package)
-        except ImportError as error:  # noqa: PERF203 - at most three packages
-            raise ConfigError(f"exporting to {name} needs the package {package}, which cannot be imported ({error}): "
-                              f"{install_hint('export')}") from error
+        import_extra(package, "export", f"exporting to {name}")
     return FORMATS[name]
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.monitor.units import clock, compact, percent
 from pytorchrl.monitor.view import Lag, RunView, WorkerView
+from pytorchrl.support.code import import_extra
 from pytorchrl.support.terminal import printable
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ _PARTS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_g
 
 def check_rich() -> None:
     """Raise `ConfigError`, which names the extra `cli`, if rich is not installed."""
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"watch needs the extra `cli`: {install_hint('cli')}") from None
+    import_extra("rich", "cli", "watch")
 
 
 def frame(view: RunView, width: int, height: int) -> RenderableType:

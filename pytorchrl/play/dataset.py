@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib
 import math
 import os
 import shutil
@@ -32,9 +31,10 @@ from pytorchrl.agent.env.spaces import LEAF_SPACES, ObservationReader, RawSpaces
 from pytorchrl.agent.env.spaces import Path as LeafPath
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import CheckpointError, ConfigError, install_hint
+from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.files.atomic import open_regular, put_in_place
 from pytorchrl.play.video import refuse_several_agents, single_environment
+from pytorchrl.support.code import import_extra
 from pytorchrl.support.tracebacks import brief_errors
 
 if TYPE_CHECKING:
@@ -387,11 +387,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
 
 
 def _minari() -> ModuleType:
-    try:
-        return importlib.import_module("minari")
-    except ImportError as error:
-        raise ConfigError("a data set whose name has no suffix is one of Minari, which needs the extra `offline`: "
-                          f"{install_hint('offline')}; a file must end in {_SUFFIX!r}") from error
+    return import_extra("minari", "offline", f"a data set whose name does not end in {_SUFFIX!r} belongs to Minari and")
 
 
 def _minari_path(dataset_id: str) -> Path:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, install_hint
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OWN = __name__.partition(".")[0]
@@ -146,10 +146,38 @@ def import_module(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{name} cannot be imported ({error}); run from the folder that contains the module, or add "
-                          "that folder to PYTHONPATH, or install the module's package") from error
+        missing = missing_package(error)
+        if missing == module.partition(".")[0]:
+            advice = ("run from the folder that contains the module, or add that folder to PYTHONPATH, or install the "
+                      "module's package")
+        elif missing:
+            advice = f"install the package that contains {missing}"
+        else:
+            advice = "correct this import, or install versions of its packages that fit each other"
+        raise ConfigError(f"{name} cannot be imported ({error}); {advice}") from error
     except Exception as error:
         raise ConfigError(f"importing the module of {name!r} raised {type(error).__name__}: {error}") from error
+
+
+def import_extra(package: str, extra: str, need: str) -> ModuleType:
+    """Import a package of an extra; `need` is what needs it, for the error message.
+
+    Raises:
+        ConfigError: The package cannot be imported; the message contains the command that installs the extra.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{need} needs the extra `{extra}`: {install_hint(extra)} ({error})") from error
+
+
+def missing_package(failure: ImportError) -> str | None:
+    """Return the name of the absent package because of which an import failed.
+
+    None if the import failed for another reason, such as versions of packages that do not fit each other.
+    """
+    name = failure.name if isinstance(failure, ModuleNotFoundError) else None
+    return name if name and "." not in name else None
 
 
 def is_installed(module: str) -> bool:

@@ -26,7 +26,7 @@ from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
 from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
-from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
+from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, import_problem, name_of
 from pytorchrl.agent.env.spaces import Path, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
@@ -160,7 +160,7 @@ def _build_native(
         else:
             envs = native(num_envs=blueprint.num_envs, **kwargs)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
-        raise missing_package(spec, failure) or failure from failure
+        raise import_problem(spec, failure) or failure from failure
     except USER_ERRORS as failure:
         reraise_of_signal(failure)
         raise EnvError(f"{blueprint.where}: the constructor raised: {describe(failure)}") from failure
@@ -245,7 +245,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
     except ImportError as failure:
         if blueprint.backend == "auto":  # single environments may not need the missing package, such as JAX
             return None
-        raise missing_package(spec, failure) or failure from failure
+        raise import_problem(spec, failure) or failure from failure
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:

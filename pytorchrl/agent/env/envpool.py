@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +10,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from pytorchrl.agent.env.aliases import AnySpace, AnyVectorEnv, EnvFn, EnvKwargs, Info, Observation
-from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.errors import ConfigError
+from pytorchrl.support.code import import_extra
 
 if TYPE_CHECKING:
     from pytorchrl.agent.env.single import Blueprint
@@ -45,7 +44,7 @@ class EnvPoolVector(AnyVectorEnv):
         kwargs: EnvKwargs = dict(blueprint.env_kwargs)
         if blueprint.max_episode_steps is not None:
             kwargs["max_episode_steps"] = blueprint.max_episode_steps
-        envpool = _import_envpool()
+        envpool = import_extra("envpool", "envpool", "backend='envpool'")
         known = envpool.list_all_envs()
         if task not in known:
             raise ConfigError(f"EnvPool has no task {task!r}; see envpool.list_all_envs()")
@@ -89,10 +88,3 @@ def _task_id(env_fn: EnvFn) -> str:
     return name.removeprefix("ALE/")
 
 
-def _import_envpool() -> ModuleType:
-    try:
-        return importlib.import_module("envpool")
-    except ImportError as failure:
-        raise ConfigError(
-            f"backend='envpool' needs EnvPool, which is not installed: {install_hint('envpool')} ({failure})"
-        ) from failure

@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import ModuleType
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -36,7 +35,8 @@ from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack, MaskMethod
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
-from pytorchrl.support.code import import_module
+from pytorchrl.support.code import import_extra, import_module, missing_package
+from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 
 TURN_BASED = (
@@ -64,7 +64,7 @@ OLD_ID = re.compile(r"(?P<game>[A-Z][A-Za-z]*?)(?P<frames>NoFrameskip|Determinis
 """Form of the older ids of Atari, such as "BreakoutNoFrameskip-v4", "BreakoutDeterministic-v0" and "Breakout-v4"."""
 # Text in the entry point or the import error of an environment -> the extra that installs the missing package.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
-
+_logger = get_logger(__name__)
 
 MAKE_ONE = "give a function that makes one environment, such as lambda: MyEnv()"
 """Remedy where an environment is given, but several are needed."""
@@ -137,7 +137,7 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     namespace = name.split("/", 1)[0] if "/" in name else None
     if namespace in _NAMESPACES and name not in gym.registry:
         module, extra = _NAMESPACES[namespace]
-        gym.register_envs(_import(module, f"the id {name!r}", extra))
+        gym.register_envs(import_extra(module, extra, f"the id {name!r}") if extra else importlib.import_module(module))
     if name in gym.registry:
         return gym.registry[name]
     try:
@@ -220,7 +220,7 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
         if blueprint.frame_stack > 1:
             env = FrameStack(env, blueprint.frame_stack)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
-        raise missing_package(spec, failure) or failure from failure
+        raise import_problem(spec, failure) or failure from failure
     except USER_ERRORS as failure:
         reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
@@ -281,14 +281,27 @@ def _hint(env: object) -> str:
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """Import the environment's module with deprecation warnings turned off if the environment needs Box2D.
+    """Import the environment's module without the deprecation warnings of Box2D and MuJoCo.
 
-    Importing Box2D causes such warnings. If Python turns warnings into errors, these errors crash the process.
+    Importing Box2D causes such warnings. If Python turns warnings into errors, these errors crash the process. MuJoCo
+    3.16 prints one for each environment whose model has an older attribute, such as HalfCheetah-v5, and writes it to a
+    file in the working directory.
     """
-    if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
+    place = spec.entry_point if isinstance(spec.entry_point, str) else ""
+    if "box2d" in place:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            load_env_creator(spec.entry_point)
+            load_env_creator(place)
+    elif place.startswith("gymnasium.envs.mujoco"):
+        load_env_creator(place)
+        mujoco = importlib.import_module("mujoco")
+        if mujoco.get_mju_user_warning() is None:
+            mujoco.set_mju_user_warning(_log_warning_of_mujoco)
+
+
+def _log_warning_of_mujoco(text: str) -> None:
+    if "is deprecated" not in text:
+        _logger.warning("MuJoCo: %s", text)
 
 
 def env_or_failure(
@@ -313,23 +326,28 @@ class _FailedEnv(AnyEnv):
         raise self._failure
 
 
-def _import(module: str, need: str, extra: str | None) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as failure:
-        fix = install_hint(extra) if extra else "install its package"
-        raise ConfigError(f"{need} needs {module}, which is not installed: {fix}") from failure
-
-
-def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """Return a `ConfigError` that explains a failed import; None for a `PyTorchRLError`, which needs no explanation."""
+def import_problem(spec: EnvSpec | None, failure: Exception) -> ConfigError | None:
+    """Return an error that explains a failed import; None for a `PyTorchRLError`, which needs no explanation."""
     if isinstance(failure, PyTorchRLError):
         return None
+    name = spec.id if spec else "the environment"
     entry_point = str(spec.entry_point) if spec is not None else ""
     extra = next((name for mark, name in _EXTRAS.items() if mark in f"{entry_point} {failure}".lower()), None)
     fix = f": {install_hint(extra)}" if extra else ""
-    name = spec.id if spec else "the environment"
-    return ConfigError(f"{name} needs a package that is not installed{fix} ({failure})")
+    cause = failure if isinstance(failure, ImportError) else failure.__cause__  # Gymnasium's own error has a cause
+    if not isinstance(cause, ImportError) or missing_package(cause) is not None:
+        return ConfigError(f"{name} needs a package that is not installed{fix} ({failure})")
+    newest = _newest(spec) if spec else None
+    other = f"use {newest!r}, or " if newest else ""
+    return ConfigError(f"{name} cannot be imported with the packages that are installed ({cause}); {other}install "
+                       f"versions that fit each other{fix}")
+
+
+def _newest(spec: EnvSpec) -> str | None:
+    """Return the id of the newest version of an environment, such as "Hopper-v5" for "Hopper-v3"; None if it is it."""
+    newest = max((other for other in gym.registry.values() if (other.namespace, other.name) == (
+        spec.namespace, spec.name)), key=lambda other: other.version or 0, default=spec)
+    return newest.id if newest.id != spec.id else None
 
 
 def name_of(blueprint: Blueprint) -> str:

@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError
     (classic_factory, "Acrobot-v1", (6,)), (box2d_factory, "LunarLander-v3", (8,)),
     (mujoco_factory, "HalfCheetah-v5", (17,)),
 ])
-def test_suites_build_and_step(suite, env_id, obs_shape):
+def test_suites_build_and_step_without_output(suite, env_id, obs_shape, capfd):
     factory = suite(env_id, 2)
     assert factory.observation_space["obs"].shape == obs_shape
     assert factory.observation_space["obs"].dtype == np.float32
@@ -26,6 +26,15 @@ def test_suites_build_and_step(suite, env_id, obs_shape):
     assert step.obs["obs"].shape == (2, *obs_shape)
     assert step.obs["obs"].dtype == np.float32
     env.close()
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_warnings_of_mujoco_are_logged_except_those_about_the_files_of_gymnasium(caplog):
+    mujoco = pytest.importorskip("mujoco")
+    mujoco_factory("Hopper-v5", 1)(seed=0).close()
+    for text in ("Nan in QVEL. The simulation is unstable.", "compiler attribute 'settotalmass' is deprecated"):
+        mujoco.get_mju_user_warning()(text)
+    assert caplog.messages == ["MuJoCo: Nan in QVEL. The simulation is unstable."]
 
 
 def test_make_factory_picks_the_suite_by_id():

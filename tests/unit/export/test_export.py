@@ -365,7 +365,7 @@ def test_errors_name_the_remedy(tmp_path, monkeypatch):
     for to, package in (("onnx", "onnxruntime"), ("onnx", "onnxscript"), ("safetensors", "safetensors")):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, package, None)
-            with pytest.raises(ConfigError, match=rf"{to} needs the package {package}.*pip install"):
+            with pytest.raises(ConfigError, match=rf"to {to} needs the extra `export`: pip install.*{package}"):
                 agent.export(path, to=to)
     path.write_text("own")
     with pytest.raises(ConfigError, match=r"p\.pt2 exists already; .*--overwrite"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.metadata
+import re
 import sys
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from tests.conftest import ROOT
 from tests.unit.packaging.project import EXTRAS, lines_of, name_of
@@ -21,6 +24,8 @@ DISTRIBUTIONS = importlib.metadata.packages_distributions()
 pytestmark = reads_source
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
 PEERS = {"stable-baselines3", "sample-factory", "rliable", "sbx", "sbx-rl"}
+# Functions that import the module whose name they receive.
+IMPORTERS = ("import_module", "import_extra")
 # Required packages that no module imports by name -> reason.
 INDIRECT = {
     "imageio-ffmpeg": "moviepy uses it to write videos",
@@ -50,7 +55,7 @@ def modules_of(folder):
 
 @functools.cache
 def imported_by(path, *, for_checkers):
-    """Return the top-level names that a module imports with a statement, or with `import_module` and a constant.
+    """Return the top-level names that a module imports with a statement, or with a function and a constant.
 
     With `for_checkers`, return only the imports for type checkers; otherwise, leave these imports out.
     """
@@ -68,7 +73,7 @@ def imported_by(path, *, for_checkers):
         elif isinstance(node, ast.ImportFrom):
             names = [node.module]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) \
-                and getattr(node.func, "attr", getattr(node.func, "id", None)) == "import_module":
+                and getattr(node.func, "attr", getattr(node.func, "id", None)) in IMPORTERS:
             names = [node.args[0].value]
         found |= {name.partition(".")[0] for name in names}
     return found
@@ -124,3 +129,50 @@ def words_of_the_package():
         words |= {node.value.partition(".")[0] for node in nodes_of(path)
                   if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return words
+
+
+def requirements():
+    """Return the requirements of the core and of all extras that name other packages."""
+    lines = [*lines_of("requirements.txt"), *(line for listed in EXTRAS.values() for line in listed)]
+    return [found for found in map(Requirement, lines) if name_of(found.name) != "pytorchrl"]
+
+
+def pins():
+    """Return the version of each package with which the project is developed."""
+    found = map(Requirement, lines_of("constraints.txt"))
+    return {name_of(pin.name): Version(str(pin.specifier).removeprefix("==")) for pin in found}
+
+
+def bound_of(requirement, operator):
+    """Return the version in the part of a requirement with this operator, or None."""
+    return next((Version(part.version) for part in requirement.specifier if part.operator == operator), None)
+
+
+def test_installed_and_pinned_versions_are_within_every_range():
+    versions = {name: {version} for name, version in pins().items()}
+    for distribution in importlib.metadata.distributions():
+        versions.setdefault(name_of(distribution.name), set()).add(Version(distribution.version))
+    outside = [f"{requirement}, not {version}" for requirement in requirements() if requirement.specifier
+               for version in versions.get(name_of(requirement.name), ()) if version not in requirement.specifier]
+    assert outside == []
+
+
+def test_upper_bounds_exclude_the_first_versions_that_nobody_has_tried():
+    """Check that a bound is the version after the pinned one, so that neither is forgotten when the other changes."""
+    found = {name_of(each.name): bound for each in requirements() if (bound := bound_of(each, "<")) is not None}
+    assert {"gymnasium", "mujoco"} <= set(found)
+    pinned = pins()
+    assert found == {
+        name: Version(f"{pinned[name].major}.{pinned[name].minor + 1}" if bound.minor else str(pinned[name].major + 1))
+        for name, bound in found.items()}
+
+
+def test_versions_that_pages_advise_are_within_the_ranges():
+    advised = [Requirement(found) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+               for found in re.findall(r"pip install '([\w.-]+[<>=][^']*)'", path.read_text(encoding="utf-8"))]
+    assert advised
+    for advice in advised:
+        for allowed in requirements():
+            lowest, below = bound_of(allowed, ">="), bound_of(advice, "<")
+            if name_of(allowed.name) == name_of(advice.name) and lowest and below:
+                assert lowest < below, f"a page advises {advice}, but the project requires {allowed}"

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 # Functions that import the module whose name they receive.
-IMPORTERS = ("import_module", "__import__", "imported", "_import")
+IMPORTERS = ("import_module", "__import__", "import_extra")
 MOST_FOLDERS, MOST_FILES = 16, 4
 
 

@@ -126,7 +126,6 @@ COVERED_BY = {
         "synchronous": ["scheme/test_equivalence", "scheme/updates/test_nan_policy"],
     },
     "support": {
-        "code": ["training/test_named_code", "training/test_strangers"],
         "problems": ["scheme/test_check"],
         "signals": ["scheme/test_signals"],
         "terminal": ["cli/test_terminal"],

@@ -285,6 +285,8 @@ ELSEWHERE = {
         "scheme/test_trees_by_hand.py::test_a_learner_drives_a_tree_and_resumes_it",
     "import the module in your program first":
         "training/test_named_code.py::test_missing_and_local_modules_have_one_text_for_all_readers",
+    "correct this import, or install versions":
+        "support/test_code.py::test_an_import_that_fails_is_not_always_an_absent_package",
     "rename it in": "training/test_own_algorithms.py::test_an_option_of_another_part_is_refused",
     "leave out kind='batch'": "scheme/test_r2d2_rollouts.py::test_a_preset_omits_options_that_whole_rollouts_lack",
     "and forbid actions by action masks": "agent/env/test_values.py::test_the_method_action_masks_is_read",

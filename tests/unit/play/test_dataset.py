@@ -208,7 +208,7 @@ def test_missing_minari_is_named(monkeypatch):
     def fail(name):
         raise ImportError(name)
     monkeypatch.setattr(importlib, "import_module", fail)
-    with pytest.raises(ConfigError, match=r"extra `offline`.*must end in '\.npz'"):
+    with pytest.raises(ConfigError, match=r"does not end in '\.npz' .*extra `offline`: pip install"):
         read_dataset("tests/data-v0")
 
 
