@@ -16,7 +16,9 @@ that it has compiled.
 
 With `--until STEPS`, runs stop early, although their `target_steps` stay the same. The time of a whole run is then
 estimated: the time of the stopped run, and for each missing env step the time of an env step in the last quarter of the
-stopped run. Choose a number of steps whose last three quarters contain no compilation and no random actions.
+stopped run. Choose a number of steps whose last quarter contains no compilation and no random actions. The estimate is
+exact enough to tell where compilation begins to pay off: see `break_even` in `report.py`. `--target-steps` replaces the
+target of the cases, because the choice of `train` depends on it.
 
 The script prints one line of JSON per run, and appends it to the file `--out`, if it is given. It asserts nothing.
 """
@@ -78,12 +80,12 @@ class Marks:
         return {"s_per_step": (end - start) / (last - first), "stopped_at": last}
 
 
-def ours(case: str, variant: str, seed: int, until: int, folder: str) -> dict[str, Any]:
+def ours(case: str, variant: str, steps: int, seed: int, until: int, folder: str) -> dict[str, Any]:
     """Train by this library, and return the choice of the run and its figures."""
     import pytorchrl
     from pytorchrl.callbacks import Callback
 
-    algorithm, env, steps = CASES[case]
+    algorithm, env, _ = CASES[case]
     marks = Marks(until)
 
     class Stop(Callback):
@@ -100,7 +102,7 @@ def ours(case: str, variant: str, seed: int, until: int, folder: str) -> dict[st
             "return_mean": agent.return_mean, **marks.figures()}
 
 
-def sbx(case: str, seed: int, until: int) -> dict[str, Any]:
+def sbx(case: str, steps: int, seed: int, until: int) -> dict[str, Any]:
     """Train SAC or TD3 by SBX, with the settings of this library's preset for MuJoCo."""
     import importlib.metadata
 
@@ -119,7 +121,7 @@ def sbx(case: str, seed: int, until: int) -> dict[str, Any]:
             return not (until and marks.reach(self.num_timesteps))
 
     torch.set_num_threads(1)
-    algorithm, name, steps = CASES[case]
+    algorithm, name, _ = CASES[case]
     env = Monitor(gymnasium.make(name))
     settings: dict[str, Any] = {
         "learning_rate": 1e-3, "buffer_size": 1_000_000, "learning_starts": 5000, "batch_size": 256, "tau": 0.005,
@@ -175,13 +177,14 @@ def measured(commands: list[list[str]], envs: list[dict[str, str]]) -> list[tupl
                 for output, figures in zip(outputs, times, strict=True)]
 
 
-def run(case: str, variants: list[str], seed: int, until: int, cache: str | None,
+def run(case: str, variants: list[str], steps: int, seed: int, until: int, cache: str | None,
         sbx_python: str | None) -> list[dict[str, Any]]:
     """Measure runs of a case, each in a process of its own.
 
     Args:
         case: Name of the case.
         variants: Names of the variants; several take turns.
+        steps: Env steps of a whole run.
         seed: Seed of the runs.
         until: Env steps after which the runs stop; 0: they do not.
         cache: Directory of compiled code; None: an empty one.
@@ -191,8 +194,8 @@ def run(case: str, variants: list[str], seed: int, until: int, cache: str | None
     with tempfile.TemporaryDirectory() as folder:
         for variant in variants:
             python = sbx_python if variant == SBX and sbx_python else sys.executable
-            commands.append([python, "-W", "ignore", __file__, "--child", case, variant, str(seed), str(until),
-                             f"{folder}/{variant}"])
+            commands.append([python, "-W", "ignore", __file__, "--child", case, variant, str(steps), str(seed),
+                             str(until), f"{folder}/{variant}"])
             envs.append({**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
                          "TORCHINDUCTOR_CACHE_DIR": cache or f"{folder}/{variant}/cache", "JAX_PLATFORMS": "cpu",
                          "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"})
@@ -200,9 +203,9 @@ def run(case: str, variants: list[str], seed: int, until: int, cache: str | None
         results = measured(commands, envs)
     lines = []
     for variant, (found, cpu_s, seconds) in zip(variants, results, strict=True):
-        missing = CASES[case][2] - found["stopped_at"] if "stopped_at" in found else 0
+        missing = max(0, steps - found.get("stopped_at", steps))
         found["whole_cpu_s"] = round(cpu_s + missing * found.get("s_per_step", 0.0), 2)
-        lines.append({"case": case, "target_steps": CASES[case][2], "variant": variant, "seed": seed,
+        lines.append({"case": case, "target_steps": steps, "variant": variant, "seed": seed,
                       "together": len(variants) > 1, "cpu_s": round(cpu_s, 2), "seconds": round(seconds, 1),
                       "load": round(load, 1), **found})
     return lines
@@ -211,9 +214,9 @@ def run(case: str, variants: list[str], seed: int, until: int, cache: str | None
 def main() -> None:
     """Parse the command line, measure the runs, and print their results."""
     if sys.argv[1:2] == ["--child"]:
-        case, variant, seed, until, folder = sys.argv[2:]
-        found = (sbx(case, int(seed), int(until)) if variant == SBX
-                 else ours(case, variant, int(seed), int(until), folder))
+        case, variant, *numbers, folder = sys.argv[2:]
+        steps, seed, until = map(int, numbers)
+        found = sbx(case, steps, seed, until) if variant == SBX else ours(case, variant, steps, seed, until, folder)
         print("\n" + json.dumps(found), flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=[*OPTIONS, SBX], default=list(OPTIONS))
     parser.add_argument("--pairs", type=int, default=1, help="number of rounds, each with its own seed")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--target-steps", type=int, help="env steps of whole runs, instead of those of the cases")
     parser.add_argument("--until", type=int, default=0, help="env steps after which runs stop; 0: they do not")
     parser.add_argument("--cache", choices=["cold", "warm"], default="cold")
     parser.add_argument("--together", action="store_true",
@@ -235,13 +239,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as shared:
         caches = {variant: f"{shared}/{variant}" if options.cache == "warm" else None for variant in options.variants}
         for case in options.cases:
+            steps = options.target_steps or CASES[case][2]
             if options.cache == "warm":
                 for variant in options.variants:
-                    run(case, [variant], options.first_seed, options.until, caches[variant], options.sbx_python)
+                    run(case, [variant], steps, options.first_seed, options.until, caches[variant],
+                        options.sbx_python)
             for pair in range(options.pairs):
                 order = options.variants if pair % 2 == 0 else options.variants[::-1]
                 for group in [order] if options.together else [[variant] for variant in order]:
-                    found = run(case, group, options.first_seed + pair, options.until, caches[group[0]],
+                    found = run(case, group, steps, options.first_seed + pair, options.until, caches[group[0]],
                                 options.sbx_python)
                     text = "".join(
                         json.dumps({**origin(), "cache": options.cache, **line}) + "\n" for line in found)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -63,29 +64,52 @@ def roofline_table(lines: list[dict[str, Any]]) -> str:
 
 
 def compile_table(lines: list[dict[str, Any]]) -> str:
-    """Return a Markdown table with one row per case of `compile_choice.py`.
+    """Return a Markdown table with one row per round of `compile_choice.py`: the runs of a case with the same seed.
 
     Runs that make the same choice are the same program, whether `train` has made the choice or it was given.
     """
-    rows = ["| task | env steps | choice of `train` | with this choice | with the other choice | SBX |",
-            "|---|---|---|---|---|---|"]
-    for case in dict.fromkeys(line["case"] for line in lines):
-        runs = [line for line in lines if line["case"] == case]
-        chosen = {run["is_compiled"] for run in runs if run["variant"] == "default"}
-        if len(chosen) != 1:
-            raise SystemExit(f"{case}: expected one choice of the default, got {chosen}")
-        choice = chosen.pop()
+    rows = ["| task | env steps | choice of `train` | with this choice | with the other choice | SBX "
+            "| equal times at |",
+            "|---|---|---|---|---|---|---|"]
+    names = ("case", "target_steps", "cache", "commit", "seed")
+    rounds: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        rounds[tuple(line[name] for name in names)].append(line)
+    cases = list(dict.fromkeys(line["case"] for line in lines))
+    for (case, steps, cache, *_), runs in sorted(rounds.items(), key=lambda item: cases.index(item[0][0])):
+        choice, = {run["is_compiled"] for run in runs if run["variant"] == "default"}
         cells = [", ".join(_seconds(run) for run in runs if run.get("is_compiled") == value)
                  for value in (choice, not choice, None)]
+        equal = break_even(runs)
         algorithm, env = case.split("-")
-        rows.append(f"| {algorithm.upper()}, {ENV_NAMES[env]} | {runs[0]['target_steps']:,} "
-                    f"| {'compiled' if choice else 'not compiled'} | {' | '.join(cells)} |")
+        rows.append(f"| {algorithm.upper()}, {ENV_NAMES[env]}{', warm cache' if cache == 'warm' else ''} | {steps:,} "
+                    f"| {'compiled' if choice else 'not compiled'} | {' | '.join(cells)} "
+                    f"| {f'{equal:,.0f}' if equal else ''} |")
     return "\n".join(rows) + "\n"
+
+
+def break_even(runs: list[dict[str, Any]]) -> float | None:
+    """Return the number of env steps at which compiled and other runs of a round would have taken equally long.
+
+    When the compiled run stops, it is behind by the difference of the processor times. Then it catches up in each env
+    step. The result is None unless both kinds ran in turns and were stopped early.
+
+    Args:
+        runs: Lines of one round.
+    """
+    turns = [run for run in runs if run.get("together") and "s_per_step" in run]
+    kinds = [[run for run in turns if run.get("is_compiled") is value] for value in (True, False)]
+    if not all(kinds):
+        return None
+    (compiled, step), (other, other_step) = (
+        [statistics.fmean(run[name] for run in kind) for name in ("cpu_s", "s_per_step")] for kind in kinds)
+    stopped = statistics.fmean(run["stopped_at"] for kind in kinds for run in kind)
+    return stopped + (compiled - other) / (other_step - step)
 
 
 def _seconds(run: dict[str, Any]) -> str:
     """Return the processor time of a whole run, with a tilde if it is estimated from a part of the run."""
-    return f"{'~' if 'stopped_at' in run else ''}{run['whole_cpu_s']:.0f} s"
+    return f"{'~' if run.get('stopped_at', math.inf) < run['target_steps'] else ''}{run['whole_cpu_s']:.0f} s"
 
 
 TABLES = {"roofline": roofline_table, "compile": compile_table}

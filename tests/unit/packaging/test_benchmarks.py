@@ -3,15 +3,19 @@
 import importlib.util
 import io
 import json
-import math
 import re
 import shutil
+import statistics
 
 import pytest
 
+from pytorchrl.agent.algorithms import compile_rule
+from pytorchrl.scheme.choices import decide_choices
+from pytorchrl.training.training import make_learner
 from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
+COMPILE = ROOT / "docs" / "benchmarks" / "compile.jsonl"
 # Modules that benchmarks import; all other files are scripts.
 MODULES = {"damages.py", "growth.py", "mutation_kinds.py", "mutation_table.py", "process_table.py", "results.py"}
 SCRIPTS = {path.name for path in BENCHMARKS.glob("*.py")} - MODULES
@@ -140,19 +144,63 @@ def history():
     return module_of("history")
 
 
-def test_the_choice_to_compile_was_right_in_whole_runs_and_its_table_is_current():
-    source = ROOT / "docs" / "benchmarks" / "compile.jsonl"
-    lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
-    assert source.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").compile_table(lines)
-    for case in dict.fromkeys(line["case"] for line in lines):
-        runs = [line for line in lines if line["case"] == case]
-        chosen, = {run["is_compiled"] for run in runs if run["variant"] == "default"}
-        # Runs with equal choices are the same program, so the shortest of them is the least disturbed one.
-        mine, others = ([run["whole_cpu_s"] for run in runs if run.get("is_compiled") is choice]
-                        for choice in (chosen, not chosen))
-        assert min(mine) <= 1.05 * min(others, default=math.inf), case
-        turns = {run["variant"]: run["whole_cpu_s"] for run in runs if run.get("together")}
-        assert "sbx" not in turns or turns["default"] < turns["sbx"], case
+@pytest.fixture(scope="module")
+def whole_runs():
+    """Return the rounds of `compile_choice.py` with an empty cache: case -> env steps, commit, seed -> runs."""
+    cases = {}
+    for line in map(json.loads, COMPILE.read_text(encoding="utf-8").splitlines()):
+        if line["cache"] == "cold":
+            rounds = cases.setdefault(line["case"], {})
+            rounds.setdefault((line["target_steps"], line["commit"], line["seed"]), []).append(line)
+    return cases
+
+
+def test_the_table_of_whole_runs_is_current(whole_runs):
+    lines = [json.loads(line) for line in COMPILE.read_text(encoding="utf-8").splitlines()]
+    assert COMPILE.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").compile_table(lines)
+    assert set(whole_runs) >= {"ppo-cartpole", "dqn-cartpole", "sac-halfcheetah", "td3-halfcheetah", "ppo-halfcheetah"}
+
+
+def test_the_choice_to_compile_was_right_in_whole_runs(whole_runs):
+    for case, rounds in whole_runs.items():
+        ratios = []
+        for runs in rounds.values():
+            chosen, = {run["is_compiled"] for run in runs if run["variant"] == "default"}
+            # Runs with equal choices are the same program, so the shortest of them is the least disturbed one.
+            mine, others = ([run["whole_cpu_s"] for run in runs if run.get("is_compiled") is choice]
+                            for choice in (chosen, not chosen))
+            ratios += [min(mine) / min(others)] if others else []
+            turns = {run["variant"]: run["whole_cpu_s"] for run in runs if run.get("together")}
+            assert "sbx" not in turns or turns["default"] < turns["sbx"], (case, runs)
+        assert len(ratios) >= 1, case
+        assert statistics.median(ratios) <= 1.05, (case, ratios)
+
+
+def test_the_rule_compiles_runs_that_are_longer_than_the_measured_break_even(whole_runs, monkeypatch):
+    monkeypatch.setattr(compile_rule, "has_compiler", lambda: True)
+    report = module_of("report")
+    for case, rounds in whole_runs.items():
+        algorithm, env = case.split("-")
+        found = [report.break_even(runs) for runs in rounds.values()]
+        equal = statistics.median([steps for steps in found if steps is not None])
+        for steps, expected in [(3 / 4 * equal, False), (4 / 3 * equal, True)]:
+            learner, _ = make_learner(algorithm, report.ENV_NAMES[env], target_steps=int(steps), progress=False)
+            decided = decide_choices(learner.scheme.agent, learner.scheme.nested, int(steps))
+            assert decided.algo_factory.options.compile is expected, (case, steps)
+
+
+def test_compiled_runs_take_as_long_as_others_where_their_lines_meet():
+    def line(compiled, cpu_s, step, stopped_at, **changes):
+        return {"is_compiled": compiled, "together": True, "cpu_s": cpu_s, "s_per_step": step,
+                "stopped_at": stopped_at, **changes}
+
+    equal = module_of("report").break_even
+    runs = [line(False, 2.0, 0.02, 100), line(False, 4.0, 0.04, 100), line(True, 23.0, 0.01, 100)]
+    # 23 + 0.01 n = 3 + 0.03 n for n = 1000 steps after the stop.
+    assert equal([*runs, line(None, 9.0, 0.9, 100, variant="sbx")]) == pytest.approx(1100)
+    assert equal([line(False, 5.0, 0.05, 90), line(True, 25.0, 0.01, 110)]) == pytest.approx(600)
+    assert equal([*runs[:2], line(True, 23.0, 0.01, 100, together=False)]) is None
+    assert equal(runs[:2]) is None
 
 
 def test_the_history_is_complete_and_its_table_is_current(history):
