@@ -23,13 +23,11 @@ from pytorchrl.errors import ConfigError
 if TYPE_CHECKING:
     from pytorchrl.agent.factories import Agent, AlgorithmFactory
 
-_COMPILE_S = 25.0
-"""Processor time of compiling the losses of one algorithm, in seconds."""
-_SAVED_S = {"PPO": 1.1e-3, "A2C": 0.8e-3, "IMPALA": 0.6e-3, "APPO": 1.0e-3, "DQN": 0.6e-3, "DDPG": 1.0e-3,
-            "TD3": 1.3e-3, "SAC": 2.0e-3}
-"""Processor time that compilation saves in each update, in seconds, by the name of the algorithm's class.
+_BREAK_EVEN = {"PPO": 22_000, "A2C": 26_000, "IMPALA": 31_000, "APPO": 20_000, "DQN": 34_000, "DDPG": 17_000,
+               "TD3": 20_000, "SAC": 12_000}
+"""Number of updates with which compiled losses take as much processor time as others, by the algorithm's class.
 
-The numbers are those of the table in docs/benchmarks.md. Algorithms that are not in the table are not compiled.
+The numbers come from the measurements in docs/benchmarks.md. Algorithms that are not in the table are not compiled.
 """
 
 
@@ -45,10 +43,10 @@ def is_worth_compiling(agent: Agent, shape: Callable[[], BatchShape], target_ste
         target_steps: Env steps of the whole experiment.
     """
     algorithm, actor = agent.algo_factory, agent.actor_factory
-    saved_s = _SAVED_S.get(algorithm.cls.__name__)
-    if saved_s is None or not all(map(_is_ours, (algorithm.cls, actor.cls))):
+    break_even = _BREAK_EVEN.get(algorithm.cls.__name__)
+    if break_even is None or not all(map(_is_ours, (algorithm.cls, actor.cls))):
         return False
-    if saved_s * num_updates(algorithm, shape(), target_steps) <= _COMPILE_S:
+    if num_updates(algorithm, shape(), target_steps) <= break_even:
         return False
     extractor = getattr(actor.options, "feature_extractor", None)
     if callable(extractor) or any(map(is_image, agent.train_envs_factory.observation_space.values())):
