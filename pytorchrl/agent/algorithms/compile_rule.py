@@ -23,7 +23,7 @@ from pytorchrl.errors import ConfigError
 if TYPE_CHECKING:
     from pytorchrl.agent.factories import Agent, AlgorithmFactory
 
-_BREAK_EVEN = {"PPO": 22_000, "A2C": 26_000, "IMPALA": 31_000, "APPO": 20_000, "DQN": 34_000, "DDPG": 17_000,
+_BREAK_EVEN = {"PPO": 22_000, "A2C": 26_000, "IMPALA": 31_000, "APPO": 20_000, "DQN": 35_000, "DDPG": 17_000,
                "TD3": 20_000, "SAC": 12_000}
 """Number of updates with which compiled losses take as much processor time as others, by the algorithm's class.
 
