@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -611,13 +612,14 @@ def error_of(call, *arguments):
     return None
 
 
-def problems_with_calls(folder, messages):
-    """Make all calls; add the errors to `messages`, and return what did not go as expected."""
+def problems_with_calls(found_calls, messages):
+    """Make calls; add the errors to `messages`, and return what did not go as expected."""
     found = []
-    for wrong, *right in [*calls(folder), *file_calls(folder)]:
-        message, line = error_of(wrong), wrong.__code__.co_firstlineno
+    for wrong, *right in found_calls:
+        code = wrong.__code__
+        message, place = error_of(wrong), f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         messages.append(message or "")
         if message is None:
-            found.append(f"line {line}: accepted")
-        found += [f"line {line}: {message}; what it asks for: {error}" for fix in right if (error := error_of(fix))]
+            found.append(f"{place}: accepted")
+        found += [f"{place}: {message}; what it asks for: {error}" for fix in right if (error := error_of(fix))]
     return found

@@ -34,9 +34,9 @@ class Remedy:
         return self.text.replace(GAP, "...")
 
     def is_in(self, message):
-        """Return whether a message contains the parts of the text between gaps, in their order."""
+        """Return whether a message contains the parts of the text between gaps and `%s` of logs, in their order."""
         place = 0
-        for part in self.text.split(GAP):
+        for part in re.split(rf"{GAP}|%[sd]", self.text):
             place = message.find(part, place)
             if place < 0:
                 return False

@@ -184,6 +184,8 @@ def test_a_foreign_thread_is_refused(make_simulation):
     thread.start()
     thread.join()
     assert "start threads with Runtime.start_thread" in errors[0]
+    run_to_the_end(simulation, [spawn(simulation, foreign)])  # as Runtime.start_thread does
+    assert len(errors) == 1
 
 
 def test_events_are_counted_digested_and_checked(make_simulation):
