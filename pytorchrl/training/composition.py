@@ -327,8 +327,8 @@ def compose_parts(
         preset = presets.for_one_environment(preset)
     chosen = {**preset, **options}
     if _has_shards(options):
-        chosen = {**presets.replay_ratios(options, lambda name: chosen.get(
-            name, specs[name].default if name in specs else None)), **chosen}
+        defaults = {name: spec.default for name, spec in specs.items()}
+        chosen = {**presets.replay_ratios(options, defaults | chosen), **chosen}
     for problem in problems_in(refuse_unknown, chosen, _known(registration)):
         problems.wrong(problem)
     parts, of_preset = _divided(specs, chosen), _divided(specs, preset)["environments"]

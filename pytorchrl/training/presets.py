@@ -267,7 +267,7 @@ def preset(
     return found
 
 
-def replay_ratios(given: Mapping[str, object], option: Callable[[str], object]) -> dict[str, object]:
+def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
     """Return bounds of the replay ratio with which shards use each step as often as replay without shards.
 
     Without shards, `num_updates` batches are used for every `update_every` env steps. This is the smallest replay ratio
@@ -275,11 +275,11 @@ def replay_ratios(given: Mapping[str, object], option: Callable[[str], object]) 
 
     Args:
         given: Options of the user. If they contain `min_replay_ratio`, the result is empty.
-        option: Function that returns the value of an option of the run, by name; None if there is no such option.
+        options: All options of the run, with presets and defaults.
     """
-    every, *numbers = option("update_every"), option("num_updates"), (
-        option("train_batch_size") or option("mini_batch_size")), (
-        option("num_steps" if option("kind") == "batch" else "length") or 1)  # env steps of a sequence
+    every, *numbers = options.get("update_every"), options.get("num_updates"), (
+        options.get("train_batch_size") or options.get("mini_batch_size")), (
+        options.get("num_steps" if options.get("kind") == "batch" else "length") or 1)  # env steps of a sequence
     if "min_replay_ratio" in given or not all(isinstance(number, int) and number > 0 for number in (every, *numbers)):
         return {}  # also without such options, and with wrong values, which are refused later
     ratio = math.prod(cast("list[int]", numbers)) / cast("int", every)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import cloudpickle
 import gymnasium as gym
@@ -27,7 +27,7 @@ from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, spac
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, import_problem, name_of
-from pytorchrl.agent.env.spaces import Path, part_at
+from pytorchrl.agent.env.spaces import leaf_paths, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import Forwarded
@@ -314,7 +314,8 @@ class InProcessVectorEnv(SyncVectorEnv):
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Forwarded) -> None:
         super().__init__(makers, **settings)
         self.no_end = np.zeros(self.num_envs, dtype=np.bool_)
-        self._parts = None if isinstance(self._observations, np.ndarray) else list(_arrays_in(self._observations))
+        self._parts = None if isinstance(self._observations, np.ndarray) else [
+            (path, part_at(self._observations, path)) for path in leaf_paths(self.single_observation_space)]
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
@@ -353,16 +354,6 @@ class InProcessVectorEnv(SyncVectorEnv):
         """
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
-
-
-def _arrays_in(observations: Observation, path: Path = ()) -> Iterator[tuple[Path, np.ndarray]]:
-    """Yield each array of batched observations, and the keys and indices that lead to it."""
-    if isinstance(observations, np.ndarray):
-        yield path, observations
-    elif isinstance(observations, (Mapping, tuple)):
-        parts = observations.items() if isinstance(observations, Mapping) else enumerate(observations)
-        for key, part in parts:
-            yield from _arrays_in(part, (*path, key))
 
 
 class ProcessesVectorEnv(AsyncVectorEnv):

@@ -22,6 +22,7 @@ from pytorchrl.agent.env.aliases import (
     ResetResult,
     StepResult,
 )
+from pytorchrl.agent.env.values import RowName
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.support.terminal import Lines, get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal, users_traceback
@@ -404,22 +405,27 @@ def _has_finite_sum(array: np.ndarray) -> bool:
         return math.isfinite(np.add.reduce(array, axis=None))
 
 
-def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1) -> None:
+def check_finite(
+    leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1, name_of: RowName = "env {}".format,
+) -> None:
     """Raise an error if an array of a rollout contains NaN or infinity.
 
     Args:
         leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are not checked.
         worker: The worker that collected the data, for the message.
-        env_axis: Axis of the environments.
+        env_axis: Axis of the environments, or of the columns of a policy that controls several agents.
+        name_of: Function from an index of this axis to the name of its environment.
 
     Raises:
         NonFiniteDataError: A value is not finite; the message names the worker, the environment and the key.
     """
-    if problem := finite_problem(leaves, env_axis):
+    if problem := finite_problem(leaves, env_axis, name_of):
         raise NonFiniteDataError(f"{worker}, {problem}")
 
 
-def finite_problem(leaves: Mapping[str, np.ndarray | Tensor], env_axis: int) -> str | None:
+def finite_problem(
+    leaves: Mapping[str, np.ndarray | Tensor], env_axis: int, name_of: RowName = "env {}".format,
+) -> str | None:
     """Return an error text if an array contains NaN or infinity, else None; see `check_finite` for the arguments."""
     for key, leaf in leaves.items():
         array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
@@ -428,6 +434,6 @@ def finite_problem(leaves: Mapping[str, np.ndarray | Tensor], env_axis: int) -> 
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             position = tuple(bad[0].tolist())
-            return (f"env {position[env_axis]}: {key} is {array[position]} at {position}; "
+            return (f"{name_of(position[env_axis])}: {key} is {array[position]} at {position}; "
                     f"{len(bad)} of {array.size} values are not finite")
     return None

@@ -267,6 +267,11 @@ def _walk(
             "MultiBinary, and Dict and Tuple of these; a wrapper can encode or drop it")
 
 
+def leaf_paths(space: AnySpace) -> list[Path]:
+    """Return the keys and indices that lead to each leaf of a space."""
+    return [path for path, _ in _walk(space, ())]
+
+
 def _name(path: Path) -> str:
     return "/".join(map(str, path)) or OBS_LEAF
 

@@ -493,6 +493,10 @@ class EnvFactory(Factory[VecEnv]):
         """E, the number of environments."""
         return int(self.options.vec_env_size)
 
+    def row_name(self, policy: str, row: int) -> str:
+        """Return the name of a row of observations, such as "env 3", for error messages; `policy` is ""."""
+        return f"env {row}"
+
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword
         self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,
         num_threads: int = 1, incarnation: int = 0,

@@ -21,6 +21,12 @@ from pytorchrl.agent.env.spaces import (
 from pytorchrl.errors import ConfigError, EnvError
 
 
+def column_name(agents: Sequence[str], column: int) -> str:
+    """Return the environment and the agent of a column of a policy that controls these agents."""
+    env, place = divmod(column, len(agents))
+    return f"env {env}, agent {agents[place]!r}"
+
+
 class PolicyColumns:
     """The agents of one policy in E environments.
 
@@ -117,8 +123,7 @@ class PolicyColumns:
             EnvError: A category or flag is outside its space.
         """
         def name_of(row: int) -> str:
-            env, place = divmod(columns[row], len(self.places))
-            return f"env {env}, agent {list(self.places)[place]!r}"
+            return column_name(list(self.places), columns[row])
 
         leaves, self._num_reads = self.reader.read_rows(observations), self._num_reads + 1
         if self._num_reads >= self._values.due and (

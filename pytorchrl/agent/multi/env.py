@@ -33,7 +33,7 @@ from pytorchrl.agent.multi.building import (
     build_parallel_env,
     check_agent_spaces,
 )
-from pytorchrl.agent.multi.columns import ColumnsStep, PolicyColumns
+from pytorchrl.agent.multi.columns import ColumnsStep, PolicyColumns, column_name
 from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options, option
@@ -395,3 +395,7 @@ class MultiAgentEnvFactory(EnvFactory):
     def policies(self) -> tuple[str, ...]:
         """Names of the policies."""
         return tuple(self.options.agents)
+
+    def row_name(self, policy: str, row: int) -> str:
+        """Return the environment and the agent of a column of a policy, for error messages."""
+        return column_name(self.agents[policy], row)

@@ -59,6 +59,7 @@ class RolloutBuilder:
 
     Attributes:
         storage: As given.
+        row_name: Function from a policy and the index of a row of its observations to the row's name in errors.
         incarnation: Incarnation of the collection worker.
         sequence: Number of rollouts started so far.
         collected_steps: Number of env steps that `build` and `count_unfinished` have counted so far.
@@ -66,11 +67,11 @@ class RolloutBuilder:
     """
 
     def __init__(self, algo: Algorithm, storage: UserPart, place: tuple[int, int, int], now: Callable[[], float], *,
-                 encoder: Encoder | None, finds_errors: bool) -> None:
+                 row_name: Callable[[str, int], str], encoder: Encoder | None, finds_errors: bool) -> None:
         self.storage, self._algo, self._now, self._encoder = storage, algo, now, encoder
         index_parent, self._index_worker, self.incarnation = place
         self._where = collection_worker(index_parent, self._index_worker)
-        self._finds_errors = finds_errors
+        self.row_name, self._finds_errors = row_name, finds_errors
         self.sequence = self.collected_steps = self.delivered_steps = 0
         self._running = dict[str, np.ndarray]()  # discounted returns of the environments, for the reward normalizers
 
@@ -112,9 +113,12 @@ class RolloutBuilder:
         if num_env_steps:
             for policy, part in data.parts.items():
                 what = f"{self._where}, policy {policy!r}" if policy else self._where
-                check_finite({**part.obs, "reward": part.reward}, what)
+                name_of = functools.partial(self.row_name, policy)
+                check_finite({**part.obs, "reward": part.reward}, what, name_of=name_of)
                 if part.final_index.shape[0]:
-                    check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
+                    ended = part.final_index[:, 1].tolist()
+                    check_finite(part.final_obs, f"{what}, last observations of episodes", 0,
+                                 lambda row, ended=ended, name_of=name_of: name_of(ended[row]))
             with watch.part("inference"):
                 self._algo.finish_rollout(data)
                 if self._finds_errors:
@@ -185,8 +189,8 @@ class CWorker(Worker):
         self._weights_traffic = NO_TRAFFIC
         self._finds_errors, self._checks_data = recipe.finds_errors, recipe.checks_data
         self._builder = RolloutBuilder(
-            self.algo, self.storage, path, runtime.now, encoder=None if role is Role.LEARNER else self.encoder,
-            finds_errors=recipe.finds_errors)
+            self.algo, self.storage, path, runtime.now, row_name=envs.row_name,
+            encoder=None if role is Role.LEARNER else self.encoder, finds_errors=recipe.finds_errors)
         # Other threads may call `interrupt` and `preempt`, which set the next two attributes. Collection reads these
         # attributes at each step.
         self._interrupted = False
@@ -219,8 +223,8 @@ class CWorker(Worker):
         Args:
             path: Indices of the gradient worker and of the remote worker, and the incarnation of the latter.
         """
-        return RolloutBuilder(self.algo, self._make_storage(path), path, self._now, encoder=self.encoder,
-                              finds_errors=self._finds_errors)
+        return RolloutBuilder(self.algo, self._make_storage(path), path, self._now, row_name=self._builder.row_name,
+                              encoder=self.encoder, finds_errors=self._finds_errors)
 
     def get_weights(self) -> Weights:
         """Return a snapshot of the acting state; until the weights change, all calls return the same arrays.

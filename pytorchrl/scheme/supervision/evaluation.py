@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Mapping
@@ -10,11 +11,10 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import PREVIOUS, Arrays, Evaluation, map_tensors, show_reward
+from pytorchrl.agent.data import PREVIOUS, Evaluation, map_tensors, show_reward
 from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.factories import ActorFactory, AlgorithmFactory
-from pytorchrl.agent.multi.data import joined
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import EnvError, NonFiniteDataError, WorkerDiedError, WorkerLostError
@@ -157,7 +157,7 @@ class Evaluator(Worker):
             while remaining.sum() > 0:
                 if self._interrupted:
                     return None
-                check_finite(self._leaves(obs), _WHERE, env_axis=0)
+                self._check_finite(obs)
                 acting = self._algo.acting_step(obs, rhs, done, deterministic=deterministic, mask=mask)
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
@@ -182,9 +182,10 @@ class Evaluator(Worker):
         return Evaluation(version, tuple(returns), tuple(lengths),
                           {p: tuple(values) for p, values in policy_returns.items()})
 
-    def _leaves(self, obs: DataOfAgent) -> Arrays:
-        """Return the observations of all policies by one name each."""
-        return joined(obs) if isinstance(self._factory, MultiAgentEnvFactory) else obs
+    def _check_finite(self, obs: DataOfAgent) -> None:
+        for policy, leaves in obs.items() if isinstance(self._factory, MultiAgentEnvFactory) else (("", obs),):
+            where = f"{_WHERE}, policy {policy!r}" if policy else _WHERE
+            check_finite(leaves, where, env_axis=0, name_of=functools.partial(self._factory.row_name, policy))
 
     def _check_length(self, steps: int) -> None:
         """Warn of an episode of `_LONG_STEPS` steps, and refuse one of `_MOST_STEPS`, unless episodes are limited."""

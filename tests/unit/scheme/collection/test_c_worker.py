@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from pytorchrl import DQN, PERBuffer, QActor, VecEnv
-from pytorchrl.envs.testing import CountingEnv
+from pytorchrl import DQN, PERBuffer, QActor, Scheme, VecEnv, train
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
+from pytorchrl.errors import NonFiniteDataError
 from pytorchrl.scheme.collection.c_worker import CWorker, Role
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.transport.encoder import Traffic
@@ -122,3 +124,54 @@ def test_collect_can_be_called_directly(make_scheme):
     rollout = handle.runtime.get(handle.submit(CWorker.collect), 10.0)
     assert rollout.header.num_env_steps == 16
     assert rollout.header.sequence == 1
+
+
+class Ends(CountingEnv):
+    """Environment of three steps; the last observation of the second episode of the second one that is built is NaN."""
+
+    built = 0
+
+    def __init__(self):
+        super().__init__(3)
+        type(self).built += 1
+        self.is_bad = type(self).built == 2
+
+    def step(self, action):
+        obs, reward, terminated, *rest = super().step(action)
+        return np.full_like(obs, np.nan) if self.is_bad and terminated and obs[1] else obs, reward, terminated, *rest
+
+
+class Game(MatchingGame):
+    """Game in which the second agent of the second one that is built observes NaN after a step."""
+
+    built = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).built += 1
+        self.is_bad = type(self).built == 2
+
+    def step(self, actions):
+        obs, *rest = super().step(actions)
+        if self.is_bad:
+            obs["agent_1"][:] = np.nan
+        return obs, *rest
+
+
+@pytest.mark.parametrize(("env", "options", "where"), [
+    (Ends, {}, "last observations of episodes, env 1: obs is nan"),
+    (Game, {"policies": "shared"}, "policy 'shared', env 1, agent 'agent_1': obs is nan")])
+def test_the_environment_and_the_agent_of_a_value_that_is_not_finite_are_named(env, options, where):
+    """Check rows that are no environments: ended episodes, and agents that share a policy, also in evaluations."""
+    agent = train("ppo", MatchingGame if options else CountingEnv, num_envs=2, num_steps=8, target_steps=16,
+                  num_epochs=1, num_mini_batch=1, hidden_sizes=(4,), progress=False, **options)
+    factory = agent.agent.train_envs_factory.with_options(env_fn=env)
+    scheme = Scheme(**{**agent.agent.as_dict(), "train_envs_factory": factory}, seed=1)
+    env.built = 0
+    with pytest.raises(NonFiniteDataError, match=where):
+        scheme.step()
+    scheme.stop()
+    if options:
+        env.built = 0
+        with pytest.raises(NonFiniteDataError, match=f"evaluation, {where}"):
+            agent.evaluate(2, envs=factory)
