@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, image_shape, is_image, num_features
+from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, encoded_size, image_shape, is_image, num_features
 from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
@@ -29,6 +29,8 @@ LeafSpaces = Mapping[str, gym.Space[object]]
 
 _IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala": ImpalaCNN, "fixup": FixupCNN}
 _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
+# Most weights of a layer for a space, 8.6 GB in float32.
+_MOST_WEIGHTS = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class TrunkOptions(Options):
         # Networks number actions from 0; the environments add the `start` of the space.
         object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
         check_extractor(self.feature_extractor, self.observation_space)
+        if sizes := getattr(self, "hidden_sizes", ()):
+            _check_sizes(self.feature_extractor, self.observation_space, self.action_space, sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +194,25 @@ def check_extractor(name: str | Callable[..., object], spaces: LeafSpaces) -> No
             f"feature_extractor {name!r} needs an image leaf (C, H, W), got {dict(spaces)}; use 'mlp' or 'auto'")
     for leaf, space in images.items():
         image_shape(space, _IMAGE_EXTRACTORS[name].MIN_SIZE, leaf)
+
+
+def _check_sizes(
+    extractor: str | Callable[..., object], spaces: LeafSpaces, action_space: gym.Space[object], sizes: tuple[int, ...],
+) -> None:
+    """Raise `SpaceError` if a space has so many values that the layer for them would not fit into memory."""
+    leaves = {} if not isinstance(extractor, str) else {
+        leaf: space for leaf, space in spaces.items()
+        if not (is_image(space) if extractor == "auto" else extractor in _IMAGE_EXTRACTORS and _has_image_axes(space))}
+    for what, space, size, remedy in (
+            *((f"observation leaf {leaf!r}", space, sizes[0], "or give a feature_extractor of your own")
+              for leaf, space in leaves.items()),
+            ("the action space", action_space, sizes[-1], "or lower hidden_sizes")):
+        number = encoded_size(space)
+        if (weights := number * size) > _MOST_WEIGHTS:
+            raise SpaceError(
+                f"{what} is a {type(space).__name__} with {number:,} values for the networks, so their layer would "
+                f"have {weights:,} weights, {4 * weights / 1e9:,.0f} GB; at most {_MOST_WEIGHTS:,} are allowed; use a "
+                f"wrapper that describes it by fewer values, {remedy}")
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:

@@ -169,6 +169,18 @@ class Sampling(nn.Sequential):
         return super().forward(x) + sampled(x.detach())
 
 
+class Flat(nn.Flatten):
+    """Extractor without parameters."""
+
+    out_features = 1
+
+    def __init__(self, space):
+        super().__init__()
+
+    def forward(self, x):
+        return x.float().reshape(-1, 1)
+
+
 class Complex(Sampling):
     """Extractor that uses a complex number."""
 
@@ -247,6 +259,12 @@ def timed(*calls):
         call(env)
 
 
+def large(observations, actions=2, **options):
+    """Make a factory of actors for this many observations and actions."""
+    return actor_of(**{"hidden_sizes": (4,), **options}, envs=types.SimpleNamespace(
+        observation_space={"obs": gym.spaces.Discrete(observations)}, action_space=gym.spaces.Discrete(actions)))
+
+
 def without(package, call):
     """Make a call while a package cannot be imported."""
     with mock.patch.dict(sys.modules, {package: None}):
@@ -306,6 +324,8 @@ def more_calls(folder):
         (lambda: timed(TimedEnv.close, TimedEnv.reset), lambda: timed(TimedEnv.reset, TimedEnv.close)),
         (lambda: mask_flags([[1, 0], [1, 0, 1]]), lambda: mask_flags([[1, 0, 0], [1, 0, 1]])),
         (lambda: CNN(BOX), lambda: MLP(BOX, (4,))),
+        (lambda: large(10**9), lambda: large(10**3), lambda: large(10**9, feature_extractor=Flat)),
+        (lambda: large(3, 10**9), lambda: large(3, 10**3), lambda: large(3, 10**9, hidden_sizes=(2,))),
         (lambda: in_package("PandaReach-v9"), lambda: in_package("panda_gym:PandaReach-v3")),
         # Commands
         (lambda: command(*enjoy, "--video", "films", "--render", "video"), lambda: command(*enjoy)),

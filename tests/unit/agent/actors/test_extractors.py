@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from pytorchrl.agent.actors import OnPolicyActor, QActor
+from pytorchrl.agent.actors import OnPolicyActor, QActor, trunk
 from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding, encode, is_image
 from pytorchrl.agent.actors.resnets import FixupBlock, FixupCNN, ImpalaCNN
 from pytorchrl.errors import SpaceError
@@ -199,3 +199,24 @@ def test_bytes_are_divided_by_the_upper_bound_of_their_space(extractor, high):
     x = torch.randint(0, high + 1, (2, 3, 36, 36), generator=_generator(), dtype=torch.uint8)
     of_bytes, of_reals = (extractor(space, generator=_generator()) for space in (byte, real))
     torch.testing.assert_close(of_bytes(x), of_reals(x.float() / high), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("spaces", "options", "named"), [
+    ({"a": gym.spaces.Discrete(3), "b": gym.spaces.Discrete(2**28)}, {}, "observation leaf 'b' is a Discrete with 26"),
+    ({"b": gym.spaces.MultiDiscrete([2**27] * 2)}, {}, "a MultiDiscrete with .* 17,179,869,184 weights, 69 GB; at"),
+    ({"obs": gym.spaces.Discrete(2**25)}, {}, None),
+    ({"obs": gym.spaces.Discrete(2**28)}, {"feature_extractor": CNN}, None),
+    ({"obs": IMAGE}, {}, None), ({"obs": IMAGE}, {"feature_extractor": "impala"}, None),
+    ({"obs": IMAGE}, {"feature_extractor": "mlp"}, "a Box with 28,224 values"),
+    ({"obs": gym.spaces.Box(0, 1, (200, 200), np.float32)}, {}, "a Box with 40,000 values"),
+])
+def test_a_layer_that_no_memory_holds_is_refused_before_anything_is_built(monkeypatch, spaces, options, named):
+    if any(isinstance(space, gym.spaces.Box) for space in spaces.values()):
+        monkeypatch.setattr(trunk, "_MOST_WEIGHTS", 10**6)  # the bounds of a Box take as much memory as its values
+    for actor in (OnPolicyActor, QActor):
+        build = functools.partial(actor.create_factory, spaces, gym.spaces.Discrete(2), hidden_sizes=(64,), **options)
+        if named is None:
+            build()
+        else:
+            with pytest.raises(SpaceError, match=named):
+                build()
