@@ -106,10 +106,12 @@ class RecordWriter:
                  target_steps: int) -> None:
         self._path, self._next_write, self._checksum = path, 0.0, ""
         try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
-        except FileExistsError:
-            raise ConfigError(f"record {path!r} already exists; choose another name, or delete the file") from None
         except OSError as error:
+            if os.path.lexists(path):
+                raise ConfigError(
+                    f"record {path!r} already exists; choose another name, or delete the file") from None
             raise ConfigError(f"record {path!r} cannot be written: {error}") from error
         algorithm = agent.get("algo_factory")
         self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,

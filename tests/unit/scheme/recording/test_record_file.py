@@ -87,7 +87,9 @@ def test_a_record_is_never_overwritten_and_its_path_is_checked(make_scheme, tmp_
         make_scheme(record=tmp_path / "there").start()
     assert (tmp_path / "there").read_text() == "precious"
     with pytest.raises(ConfigError, match="cannot be written"):
-        make_scheme(record=tmp_path / "no folder" / "file").start()
+        make_scheme(record=tmp_path / "there" / "file").start()
+    make_scheme(record=tmp_path / "new folder" / "file").start()
+    assert (tmp_path / "new folder" / "file").exists()
     for wrong in (3, "", True):
         with pytest.raises(ConfigError, match=r"record must be (a string, a path or None|the path of a file)"):
             make_scheme(record=wrong)
