@@ -141,17 +141,24 @@ def has_form(space: object, other: object) -> bool:
 
 
 def seed_spaces(env: AnyEnv | AnyVectorEnv, seed: int) -> None:
-    """Seed the spaces of an environment and of all its wrappers, each with another seed derived from `seed`."""
+    """Seed the spaces of an environment and of all its wrappers, each with another seed derived from `seed`.
+
+    The environments inside a `SyncVectorEnv` of the user are seeded, too.
+    """
     stream = np.random.SeedSequence(seed)
     seen: set[int] = set()
-    layer: object = env
-    while layer is not None:
+    layers: list[object] = [env]
+    while layers:
+        layer = layers.pop()
         for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
             space = getattr(layer, name, None)
             if isinstance(space, spaces.Space) and id(space) not in seen:
                 seen.add(id(space))
                 space.seed(int(stream.spawn(1)[0].generate_state(1)[0]) >> 1)
-        layer = layer.env if isinstance(layer, (gym.Wrapper, gym.vector.VectorWrapper)) else None
+        if isinstance(layer, (gym.Wrapper, gym.vector.VectorWrapper)):
+            layers.append(layer.env)
+        elif isinstance(layer, gym.vector.SyncVectorEnv):
+            layers.extend(layer.envs)
 
 
 def close_and_log(close: Callable[[], object], where: str) -> None:

@@ -288,11 +288,22 @@ class Sampling(Scripted):
         return self.observation_space.sample(), float(self.action_space.sample()), False, False, {}
 
 
-@pytest.mark.parametrize(
-    "wrappers", [(), (lambda env: gym.wrappers.TransformReward(env, abs),)], ids=["bare", "wrapped"])
-def test_environments_that_draw_from_their_spaces_are_seeded(wrappers):
+class OwnSpaces(Sampling):
+    """Environment with spaces that it does not share with others."""
+
+    def __init__(self):
+        self.observation_space = spaces.Box(-5, 5, (2,))
+
+
+@pytest.mark.parametrize(("env", "wrappers"), [
+    (Sampling, ()), (Sampling, (lambda env: gym.wrappers.TransformReward(env, abs),)),
+    (lambda num_envs: gym.vector.SyncVectorEnv([OwnSpaces] * num_envs), ()),
+    (lambda num_envs: gym.wrappers.vector.ClipReward(
+        gym.vector.SyncVectorEnv([OwnSpaces] * num_envs), max_reward=9), ()),
+], ids=["bare", "wrapped", "vector", "wrapped vector"])
+def test_environments_that_draw_from_their_spaces_are_seeded(env, wrappers):
     def draws(seed):
-        envs = VecEnv.create_factory(Sampling, vec_env_size=2, wrappers=wrappers)(seed=seed)
+        envs = VecEnv.create_factory(env, vec_env_size=2, wrappers=wrappers)(seed=seed)
         found = play(envs)
         return np.stack([found[0][0]["obs"].copy(), *(step.obs["obs"].copy() for step in found[1:])])
 
