@@ -335,7 +335,12 @@ def step_problem(space: AnySpace, result: object) -> str | None:
     if not (isinstance(result, tuple) and len(result) == 5):
         return (f"expected (observation, reward, terminated, truncated, info), got {_kind(result)}; "
                 "split a single `done` into terminated and truncated")
-    observation, reward, terminated, truncated, info = result
+    observation, *outcome = result
+    return outcome_problem(*outcome) or observation_problem(space, observation)
+
+
+def outcome_problem(reward: object, terminated: object, truncated: object, info: object) -> str | None:
+    """Return an error text if a result of `step`, other than the observation, has a wrong type; else None."""
     if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
         return f"expected a number as reward, got {_kind(reward)}; return float(reward)"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -343,7 +348,7 @@ def step_problem(space: AnySpace, result: object) -> str | None:
             return f"expected a bool as {name}, got {_kind(flag)}; return bool({name})"
     if not isinstance(info, dict):
         return f"expected a dict as info, got {_kind(info)}"
-    return observation_problem(space, observation)
+    return None
 
 
 def observation_problem(space: AnySpace, observation: Observation, name: str = "observation") -> str | None:

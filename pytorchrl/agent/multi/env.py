@@ -22,7 +22,7 @@ from pytorchrl.agent.env.common import (
     open_monitor,
     reward_function,
 )
-from pytorchrl.agent.env.guard import close_and_log, describe, observation_problem
+from pytorchrl.agent.env.guard import Form, close_and_log, describe, observation_problem, outcome_problem
 from pytorchrl.agent.env.spaces import RawSpaces
 from pytorchrl.agent.env.statistics import EpisodeStatistics
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
@@ -170,7 +170,10 @@ class MultiAgentVecEnv(VecEnv):
         self._agent_returns: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._has_named_lost = False
-        self._checked: set[str] = set()  # agents whose first observation was checked
+        # Form of the latest observation of each agent, and types of its latest reward, flags and info. Results that
+        # differ from them are checked.
+        self._forms: dict[str, Form] = {}
+        self._kinds: dict[str, tuple[type, ...]] = {}
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
@@ -253,6 +256,8 @@ class MultiAgentVecEnv(VecEnv):
                 raise EnvError(
                     f"{self._where}, env {index}: agent {agent!r} acted, but step returned no reward, termination or "
                     "truncation for it; return all three for every agent that acted")
+            outcome = rewards[agent], terminations[agent], truncations[agent], infos.get(agent, {})
+            self._check_outcome(index, agent, outcome)
             result = results[self._policy_of[agent]]
             terminated = bool(terminations[agent])
             truncated = not terminated and (bool(truncations[agent]) or is_cut or agent not in remaining)
@@ -266,7 +271,10 @@ class MultiAgentVecEnv(VecEnv):
             own[agent] = own.get(agent, 0.0) + float(rewards[agent])
             if terminated or truncated:
                 # If the environment returned no last observation of the agent, the previous observation is used.
-                result.add_end(self._column(index, agent), obs.get(agent), infos.get(agent, {}))
+                last = obs.get(agent)
+                if last is not None:
+                    self._check_observation(index, agent, last)
+                result.add_end(self._column(index, agent), last, infos.get(agent, {}))
                 remaining.discard(agent)
         if lost := {str(agent): reward for agent, reward in rewards.items() if str(agent) not in acting and reward}:
             self._name_lost(index, lost)
@@ -355,14 +363,23 @@ class MultiAgentVecEnv(VecEnv):
         return columns.as_env_action(value)
 
     def _check_observation(self, index: int, agent: str, observation: Observation) -> None:
-        """Raise `EnvError` if the first observation of an agent does not fit the agent's space."""
-        if agent in self._checked:
+        """Raise `EnvError` if an observation of an agent does not fit the agent's space."""
+        if agent in self._forms and self._forms[agent].fits(observation):
             return
-        self._checked.add(agent)
         space = self._columns[self._policy_of[agent]].raw_observation_space
         problem = observation_problem(space, observation, f"observation of {agent}")
         if problem:
             raise EnvError(f"{self._where}, env {index}: {problem}")
+        self._forms[agent] = Form(observation)
+
+    def _check_outcome(self, index: int, agent: str, outcome: tuple[object, object, object, object]) -> None:
+        """Raise `EnvError` if a reward, flag or info of an agent has a wrong type."""
+        kinds = tuple(map(type, outcome))
+        if kinds == self._kinds.get(agent):
+            return
+        if problem := outcome_problem(*outcome):
+            raise EnvError(f"{self._where}, env {index}: step, agent {agent!r}: {problem}")
+        self._kinds[agent] = kinds
 
     def _fail_in(self, call: str, index: int, failure: BaseException) -> NoReturn:
         """Raise `failure` as an `EnvError` that names the environment."""

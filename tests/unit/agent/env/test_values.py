@@ -13,6 +13,7 @@ from gymnasium.vector.utils import batch_space
 from pytorchrl import MultiAgentVecEnv
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.values import ValueCheck
+from pytorchrl.envs.testing import MatchingGame
 from pytorchrl.errors import EnvError
 
 BOX = spaces.Box(-1, 1, (2,))
@@ -310,6 +311,42 @@ def test_environments_that_draw_from_their_spaces_are_seeded(env, wrappers):
     assert np.array_equal(draws(1), draws(1))
     assert not np.array_equal(draws(1), draws(2))
     assert not np.array_equal(draws(1)[:, 0], draws(1)[:, 1]), "environments of one class draw different numbers"
+
+
+class WrongGame(MatchingGame):
+    """Game in which a result of an agent has another form from the second step on, or in the last step."""
+
+    def __init__(self, wrong, value, at):
+        super().__init__()
+        self.wrong, self.value, self.at = wrong, value, at
+
+    def step(self, actions):
+        results = super().step(actions)
+        if self._t == self.at:
+            results[["obs", "reward", "terminated", "truncated", "info"].index(self.wrong)]["agent_1"] = self.value
+        return results
+
+
+@pytest.mark.parametrize("at", [2, 8])
+@pytest.mark.parametrize(("wrong", "value", "message"), [
+    ("obs", np.zeros(1, np.float32), r"observation of agent_1: expected float32 \(6,\), got float32 \(1,\)"),
+    ("obs", np.zeros((1, 6), np.float32), r"observation of agent_1: expected float32 \(6,\), got float32 \(1, 6\)"),
+    ("obs", "text", "observation of agent_1: expected float32"),
+    ("reward", np.zeros(2), r"agent 'agent_1': expected a number as reward, got an array float64 \(2,\)"),
+    ("reward", None, "agent 'agent_1': expected a number as reward, got a NoneType"),
+    ("terminated", 2, r"agent 'agent_1': expected a bool as terminated, got a int; return bool\(terminated\)"),
+    ("truncated", "no", "agent 'agent_1': expected a bool as truncated, got a str"),
+    ("info", None, "agent 'agent_1': expected a dict as info, got a NoneType"),
+])
+def test_later_results_of_agents_of_another_form_are_refused(wrong, value, message, at):
+    envs = MultiAgentVecEnv.create_factory(
+        WrongGame, {"wrong": wrong, "value": value, "at": at}, vec_env_size=2)(seed=1)
+    envs.reset()
+    actions = {policy: np.zeros(4, np.int64) for policy in envs.observation_space}
+    for _ in range(at - 1):
+        envs.step(actions)
+    with pytest.raises(EnvError, match=f"env 0: .*{message}"):
+        envs.step(actions)
 
 
 def test_agents_that_draw_from_their_spaces_are_seeded_and_their_categories_checked():
