@@ -238,9 +238,10 @@ class VectorResults:
         self._space, self._shape = envs.observation_space, (envs.num_envs,)
         self._form = Form(None)
 
-    def of_reset(self, observations: Observation) -> Observation:
-        """Return the observations of a reset, as writable arrays; raise `EnvError` if they do not fit the space."""
-        if problem := foreign_problem(observations) or observation_problem(self._space, observations):
+    def of_reset(self, observations: Observation, info: object) -> Observation:
+        """Return the observations of a reset, as writable arrays; raise `EnvError` if a result does not fit."""
+        if problem := info_problem(info) or foreign_problem(observations) or observation_problem(
+                self._space, observations):
             raise EnvError(f"reset: {problem}")
         return writable(observations)
 
@@ -248,9 +249,11 @@ class VectorResults:
         """Return observations, rewards, terminations and truncations as writable arrays.
 
         Raises:
-            EnvError: The arrays do not fit the spaces, or are not arrays of NumPy.
+            EnvError: The arrays do not fit the spaces, or are not arrays of NumPy, or the info is no dictionary.
         """
         arrays = result[:4]
+        if problem := info_problem(result[4]):
+            raise EnvError(f"step: {problem}")
         if not self._form.fits(arrays):
             problem = foreign_problem(arrays) or observation_problem(self._space, result[0])
             for name, array, kinds in (
@@ -346,9 +349,12 @@ def outcome_problem(reward: object, terminated: object, truncated: object, info:
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
             return f"expected a bool as {name}, got {_kind(flag)}; return bool({name})"
-    if not isinstance(info, dict):
-        return f"expected a dict as info, got {_kind(info)}"
-    return None
+    return info_problem(info)
+
+
+def info_problem(info: object) -> str | None:
+    """Return an error text if an info is not a dictionary; else None."""
+    return None if isinstance(info, dict) else f"expected a dict as info, got {_kind(info)}"
 
 
 def observation_problem(space: AnySpace, observation: Observation, name: str = "observation") -> str | None:

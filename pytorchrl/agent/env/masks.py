@@ -50,12 +50,15 @@ class ActionMasks:
         """Return the masks of a step, (E, n) bool; None if the environment has no action masks.
 
         Raises:
-            EnvError: The `info` of the first reset contained `action_mask`, but the `info` of this step does not, or
-                the masks are not flags, one for each action.
+            EnvError: Only one of the `info` of the first reset and that of this step contains `action_mask`, or the
+                masks are not flags, one for each action.
         """
         if self._reader.has_mask:
             return self._flags(part_at(observations, self._reader.mask_path or ()))
         if not self.is_in_info:
+            if MASK_LEAF in info:
+                raise EnvError(f"{self._where}: info['{MASK_LEAF}'] appeared in a step, but the first reset had none, "
+                               "so masks would be ignored; return it from reset, too")
             return None
         given = info.get(f"_{MASK_LEAF}", self._all)
         if MASK_LEAF not in info or not given.all():

@@ -289,7 +289,7 @@ class VecEnv(Part):
         try:
             observations, info = reset_vector(self.vector, seeds)
             if self._results is not None:
-                observations = self._results.of_reset(observations)
+                observations = self._results.of_reset(observations, info)
         except USER_ERRORS as failure:
             self._fail("reset", failure)
         if self._state is State.NEW:

@@ -96,7 +96,8 @@ class PolicyColumns:
         """Write observations and masks to `columns`; other columns stay unchanged.
 
         Raises:
-            EnvError: Only some infos contain masks, or all contain masks although the infos of the first reset did not.
+            EnvError: Only some infos contain masks, or the infos of the first reset contained masks and all of these do
+                not, or conversely.
         """
         for leaf, rows in self.read(observations, columns).items():
             self.obs[leaf][columns] = rows
@@ -115,6 +116,9 @@ class PolicyColumns:
                                    "Discrete action space may wait for their turn")
                 self.takes_turns, masks = True, masks | np.expand_dims(waiting, 1)
             self.mask[columns], self.waiting[columns] = masks, waiting
+        elif self.mask is not None:
+            raise EnvError(f"expected info['{MASK_LEAF}'] of {list(self.places)} in every step, because the first "
+                           "reset returned it; it is missing")
 
     def read(self, observations: list[Observation], columns: Sequence[int]) -> Arrays:
         """Return the observations of the agents of K columns as leaves, (K, ...) each.

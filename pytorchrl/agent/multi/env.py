@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -46,6 +46,8 @@ from pytorchrl.support.work import Work
 from pytorchrl.support.worker_names import collection_worker
 
 logger = get_logger(__name__)
+# Most steps in a row in which no agent of an environment may act.
+_MOST_IDLE = 1000
 
 WORK = Work("ours", calls="environment")
 
@@ -174,6 +176,8 @@ class MultiAgentVecEnv(VecEnv):
         # differ from them are checked.
         self._forms: dict[str, Form] = {}
         self._kinds: dict[str, tuple[type, ...]] = {}
+        # For each environment: the number of steps in a row in which the masks of its agents allowed no action.
+        self._idle = [0] * self.num_envs
 
     @property
     def raw_spaces(self) -> dict[str, RawSpaces]:
@@ -243,6 +247,7 @@ class MultiAgentVecEnv(VecEnv):
         """
         env = self.environments[index]
         acting = [str(agent) for agent in env.agents]
+        self._check_turn(index, acting)
         actions = {agent: self._action_of(index, agent, action) for agent in acting}
         try:
             obs, rewards, terminations, truncations, infos = env.step(actions)
@@ -282,6 +287,14 @@ class MultiAgentVecEnv(VecEnv):
         if not is_over:
             self._observe(index, obs, infos, remaining, set(acting), results)
         return team, is_over, all_terminated
+
+    def _check_turn(self, index: int, acting: Sequence[str]) -> None:
+        """Raise `EnvError` if, for many steps, no agent of an environment could act, because the run would not end."""
+        is_idle = all(self._columns[self._policy_of[agent]].waiting[self._column(index, agent)] for agent in acting)
+        self._idle[index] = self._idle[index] + 1 if is_idle else 0
+        if self._idle[index] >= _MOST_IDLE:
+            raise EnvError(f"{self._where}, env {index}: in {_MOST_IDLE:,} steps in a row, the action masks allowed no "
+                           "action of any agent; return a mask that allows an action of the agent whose turn it is")
 
     def _observe(
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],

@@ -474,6 +474,8 @@ def calls(folder):
         (lambda: of_space(two_leaves, values), lambda: of_space(spaces.Dict({"a": TWO, "b": TWO}), {"a": 0, "b": 0})),
         (lambda: with_mask(TWO, [1]), lambda: with_mask(TWO, [True, True])),
         (lambda: with_mask(TWO, [5, 1]), lambda: with_mask(TWO, np.array([1, 0], bool))),
+        (lambda: play(result=(ZEROS, 0.0, False, False, {"action_mask": [True, True]})),
+         lambda: with_mask(TWO, [True, True])),
         (lambda: play(observation_space=None), play),
         (lambda: play(CountingEnv, {"end_on_life_loss": True}), lambda: play(CountingEnv, {"end_on_life_loss": False}),
          lambda: play(Plain, {"end_on_life_loss": True}, first=(ZEROS, {"lives": 3}),

@@ -219,6 +219,7 @@ ELSEWHERE = {
     "would leave no trainable policy": "agent/multi/test_algorithm.py::test_policies_that_do_not_learn_still_act",
     "appeared after the first reset":
         "agent/multi/test_env.py::test_masks_of_agents_that_appear_later_exist_from_the_start",
+    "of the agent whose turn it is": "agent/multi/test_turns.py::test_games_with_turns_train_and_play",
     "set recurrent_net=None": "agent/multi/test_turns.py::test_turns_that_cannot_be_learned_are_refused",
     "raise num_steps": "agent/multi/test_turns.py::test_turns_that_cannot_be_learned_are_refused",
     "define every method that": "agent/storages/test_own_storages.py::test_a_storage_from_scratch_collects_and_learns",

@@ -349,6 +349,54 @@ def test_later_results_of_agents_of_another_form_are_refused(wrong, value, messa
         envs.step(actions)
 
 
+class MaskedGame(MatchingGame):
+    """Game with masks in infos, which change after some steps."""
+
+    def __init__(self, first, later):
+        super().__init__()
+        self.masks, self.steps = (first, later), 0
+
+    def infos(self, agents):
+        mask = self.masks[self.steps > 3]
+        return {agent: {} if mask is None else {"action_mask": np.array(mask, bool)} for agent in agents}
+
+    def reset(self, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        return obs, self.infos(obs)
+
+    def step(self, actions):
+        self.steps += 1
+        obs, *results, _ = super().step(actions)
+        return obs, *results, self.infos(obs)
+
+
+def masked_env(first, later):
+    """Return an environment with masks in infos, which change after some steps."""
+    infos = [{} if mask is None else {"action_mask": np.array(mask, bool)} for mask in (first, later)]
+    return Scripted(spaces.Box(-1, 1, (2,)), [np.zeros(2, np.float32)], (*[infos[0]] * 3, infos[1]))
+
+
+@pytest.mark.parametrize(("env", "first", "later", "message"), [
+    (MaskedGame, [1, 1, 1], None, r"expected info\['action_mask'\] of .* in every step, because the first reset"),
+    (MaskedGame, None, [1, 1, 1], "appeared after the first reset, which had none"),
+    (MaskedGame, [1, 1, 1], [0, 0, 0], "env 0: in 1,000 steps in a row, the action masks allowed no action of any"),
+    (masked_env, [1, 1], None, r"expected info\['action_mask'\] in every step, because the first reset returned it"),
+    (masked_env, None, [1, 1], "appeared in a step, but the first reset had none, so masks would be ignored"),
+])
+def test_masks_that_vanish_appear_or_never_allow_an_action_are_refused(env, first, later, message):
+    create = MultiAgentVecEnv.create_factory if env is MaskedGame else VecEnv.create_factory
+    envs = create(env, {"first": first, "later": later}, vec_env_size=1)(seed=1)
+    envs.reset()
+    action = np.zeros(1, np.int64) if env is masked_env else {
+        policy: np.zeros(2, np.int64) for policy in envs.observation_space}
+
+    def play():
+        for _ in range(1010):
+            envs.step(action)
+    with pytest.raises(EnvError, match=message):
+        play()
+
+
 def test_agents_that_draw_from_their_spaces_are_seeded_and_their_categories_checked():
     class Game:
         possible_agents = agents = ("a", "b")
