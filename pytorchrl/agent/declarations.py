@@ -147,6 +147,8 @@ class Declaration:
             return f"{self.name} must be {self.allowed}, got {to_python(value)}"
         if isinstance(value, Schedule):
             return self._problem_of_schedule(value)
+        if ANY in typing.get_args(self.type):  # arguments of the user's own code, such as infinite bounds
+            return None
         for number in _numbers(value):
             if wrong := out_of_range(number, self.low, self.high, self.is_exclusive):
                 return f"{self.name} must be {self.allowed if math.isfinite(number) else wrong}, got {to_python(value)}"

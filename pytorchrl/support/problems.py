@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
-from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.errors import ConfigError, Problem, PyTorchRLError
 
 T = TypeVar("T")
 
@@ -94,7 +94,10 @@ class Problems:
             return None
         self._wrong |= wrong
         others = Problems()  # those of the other options; a required option that was left out is not missing
-        built = others.build(make, {name: value for name, value in given.items() if name not in wrong})
+        try:
+            built = others.build(make, {name: value for name, value in given.items() if name not in wrong})
+        except PyTorchRLError:  # the user's code fails without the wrong option
+            return None
         self.add(others.found)
         self.ignore(others)
         return built

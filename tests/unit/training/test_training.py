@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -415,3 +416,22 @@ def test_result_file_agrees_with_the_summary(tmp_path):
     result = read_json(tmp_path / "result.json")
     assert result.pop("records")["bytes"] == (tmp_path / "metrics.jsonl").stat().st_size
     assert result == json.loads(json.dumps(agent.summary))
+
+
+class Limited(CountingEnv):
+    """Environment with a required argument, which may be infinite."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+
+def test_arguments_of_environments_may_be_infinite(tmp_path):
+    """The default of Gymnasium's Hopper-v5 is healthy_z_range=(0.7, inf)."""
+    given = {"limit": (0.7, {"high": np.inf, "low": [-np.inf, np.nan]})}
+    train("ppo", Limited, env_kwargs=given, log_dir=tmp_path, **TINY)
+    agent = load(tmp_path)
+    assert repr(agent.agent.train_envs_factory.options.env_kwargs) == repr(given)
+    with pytest.raises(ConfigError, match=r"env_kwargs\['limit'\] cannot be copied") as caught:
+        train("ppo", Limited, env_kwargs={"limit": threading.Lock()}, gama=1, **TINY)
+    assert "gama" in str(caught.value)  # the error does not say that `limit` is missing
