@@ -89,11 +89,14 @@ class OffPolicyActor(ReplayActor):
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
         """Return a description of the space that the actor needs, or None if the actor supports `space`.
 
-        A Box must have finite bounds, because `to_env` scales actions from [-1, 1] to the bounds.
+        A Box must have finite bounds with a finite distance, because `to_env` scales actions from [-1, 1] to them.
         """
         problem = super().action_space_problem(space)
-        if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
-            return "a Box with finite bounds"
+        if problem is None and isinstance(space, gym.spaces.Box):
+            with np.errstate(over="ignore", invalid="ignore"):
+                span = space.high.astype(np.float32) - space.low.astype(np.float32)
+            if not np.isfinite(span).all():
+                return "a Box with finite bounds and a finite distance between them"
         return problem
 
     def __init__(self, options: OffPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:

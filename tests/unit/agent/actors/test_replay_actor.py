@@ -146,6 +146,8 @@ def test_factory_prints_and_pickles(cls):
     (OffPolicyActor, gym.spaces.MultiBinary(3), {}, SpaceError,
      "OffPolicyActor needs Box or Discrete actions.*; actors for such MultiBinary actions: .*OnPolicyActor"),
     (OffPolicyActor, gym.spaces.Box(-np.inf, np.inf, (2,)), {}, SpaceError, "finite bounds"),
+    (OffPolicyActor, gym.spaces.Box(-3e38, 3e38, (2,)), {}, SpaceError, "a finite distance between them"),
+    (OffPolicyActor, gym.spaces.Box(0.0, 1e300, (2,), np.float64), {}, SpaceError, "a finite distance between them"),
     (OffPolicyActor, FOUR, {"policy": "deterministic"}, ConfigError, "needs a Box"),
     (OffPolicyActor, FOUR, {"log_std_bound": "tanh"}, ConfigError, "log_std_bound=.tanh. needs"),
     (OffPolicyActor, BOX, {"policy": "deterministic", "log_std_bound": "tanh"}, ConfigError,
