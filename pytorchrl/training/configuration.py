@@ -304,7 +304,8 @@ def _entries_of_run(path: str, text: str) -> dict[str, object]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not the run.json of a run: {error}") from error
     if not recipe:
-        raise ConfigError(f"the run of {path} was composed in Python, so its settings are not those of `train`")
+        raise ConfigError(f"the run of {path} does not contain arguments of `train`, because it was composed in "
+                          "Python, or its environment was given as an object; name the environment 'module:name'")
     given = {name: by_name(value) for name, value in given.items()}
     if code := [name for name, value in given.items() if code_in(value)]:
         raise ConfigError(f"the run of {path} was given code without a name, or inside other values, which a "

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import gymnasium as gym
 import torch
@@ -377,7 +377,7 @@ class TrainedAgent:
         if self.log_dir is None:
             raise ConfigError("this agent was not trained by train, so it cannot be trained further")
         options = load_config(self.log_dir / RUN_FILE, trust=self._trust)
-        return Training(str(options.pop("algorithm")), str(options.pop("env")), options)
+        return Training(str(options.pop("algorithm")), cast("EnvSource", options.pop("env")), options)
 
     @brief_errors
     def evaluate(

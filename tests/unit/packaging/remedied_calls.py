@@ -411,6 +411,8 @@ def file_calls(folder):
          lambda: train_in(one, overwrite=True), lambda: train_in(one, resume=True)),
         (lambda: prl.load(one / "run.json"), lambda: prl.load(one)),
         (lambda: prl.load(folder / "runs"), lambda: prl.load(one)),
+        (lambda: load_config(one / "run.json"), lambda: load_config(Path(prl.train(
+            "ppo", "pytorchrl.envs.testing:CountingEnv", log_dir=folder / "named", **TINY).log_dir, "run.json"))),
         (lambda: train_in(f"{folder}/runs/", resume=True), lambda: train_in(one, resume=True)),
         (lambda: train_in(link), lambda: ((link / "metrics.jsonl").unlink(), train_in(link)),
          lambda: train_in(folder / "unlinked")),
