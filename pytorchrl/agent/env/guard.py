@@ -26,6 +26,7 @@ from pytorchrl.agent.env.values import RowName
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.support.terminal import Lines, get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal, users_traceback
+from pytorchrl.support.untyped import UserPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -342,7 +343,7 @@ def step_problem(space: AnySpace, result: object) -> str | None:
     return outcome_problem(*outcome) or observation_problem(space, observation)
 
 
-def outcome_problem(reward: object, terminated: object, truncated: object, info: object) -> str | None:
+def outcome_problem(reward: UserPart, terminated: object, truncated: object, info: object) -> str | None:
     """Return an error text if a result of `step`, other than the observation, has a wrong type; else None."""
     if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
         return f"expected a number as reward, got {_kind(reward)}; return float(reward)"

@@ -46,6 +46,11 @@ class Role(enum.Enum):
     """The worker has no environments and never collects; only its parameters are used."""
 
 
+def _ended_row(name_of: Callable[[int], str], final_index: Tensor, number: int) -> str:
+    """Return the name of the row in which an episode of a rollout ended, given the episode's number."""
+    return name_of(int(final_index[number, 1]))
+
+
 class RolloutBuilder:
     """Builds the rollouts of one vector of environments from the steps in its storage.
 
@@ -116,9 +121,8 @@ class RolloutBuilder:
                 name_of = functools.partial(self.row_name, policy)
                 check_finite({**part.obs, "reward": part.reward}, what, name_of=name_of)
                 if part.final_index.shape[0]:
-                    ended = part.final_index[:, 1].tolist()
                     check_finite(part.final_obs, f"{what}, last observations of episodes", 0,
-                                 lambda row, ended=ended, name_of=name_of: name_of(ended[row]))
+                                 functools.partial(_ended_row, name_of, part.final_index))
             with watch.part("inference"):
                 self._algo.finish_rollout(data)
                 if self._finds_errors:

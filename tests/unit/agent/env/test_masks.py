@@ -27,7 +27,9 @@ def test_masks_in_the_observation_take_precedence_over_info():
 def test_first_reset_determines_whether_info_has_masks():
     without = masks()
     assert without.reset(OBS, {}) is None
-    assert without.read(OBS, {"action_mask": GIVEN}) is None
+    assert without.read(OBS, {}) is None
+    with pytest.raises(EnvError, match=r"worker: info\['action_mask'\] appeared in a step, but the first reset"):
+        without.read(OBS, {"action_mask": GIVEN})
     having = masks()
     assert having.reset(OBS, {"action_mask": GIVEN}).tolist() == GIVEN.tolist()
     for info in ({}, {"action_mask": GIVEN, "_action_mask": np.array([True, False])}):
