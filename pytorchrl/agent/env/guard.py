@@ -26,7 +26,6 @@ from pytorchrl.agent.env.values import RowName
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.support.terminal import Lines, get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal, users_traceback
-from pytorchrl.support.untyped import UserPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -343,9 +342,10 @@ def step_problem(space: AnySpace, result: object) -> str | None:
     return outcome_problem(*outcome) or observation_problem(space, observation)
 
 
-def outcome_problem(reward: UserPart, terminated: object, truncated: object, info: object) -> str | None:
+def outcome_problem(reward: object, terminated: object, truncated: object, info: object) -> str | None:
     """Return an error text if a result of `step`, other than the observation, has a wrong type; else None."""
-    if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
+    number = np.asarray(reward)
+    if number.ndim or not np.issubdtype(number.dtype, np.number):
         return f"expected a number as reward, got {_kind(reward)}; return float(reward)"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):

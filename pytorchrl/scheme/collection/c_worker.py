@@ -59,12 +59,12 @@ class RolloutBuilder:
         storage: The storage of the steps.
         place: Indices of the gradient worker and of the collection worker, and the incarnation of the latter.
         now: The clock.
+        row_name: Function from a policy and the index of a row of its observations to the row's name in errors.
         encoder: Encoder for copies of the data; None: rollouts contain the storage's own tensors, not copies.
         finds_errors: Whether rollouts contain TD errors, which become the initial priorities in a replay buffer.
 
     Attributes:
-        storage: As given.
-        row_name: Function from a policy and the index of a row of its observations to the row's name in errors.
+        storage, row_name: As given.
         incarnation: Incarnation of the collection worker.
         sequence: Number of rollouts started so far.
         collected_steps: Number of env steps that `build` and `count_unfinished` have counted so far.
