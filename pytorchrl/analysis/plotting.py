@@ -132,7 +132,8 @@ def _add_legend(axes: Axes, lines: Sequence[Line2D], texts: Sequence[str]) -> No
 
 
 def _figure(width: float, height: float) -> Figure:
-    import_extra("matplotlib.backends.backend_agg", "plots", "a plot")
+    for module in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
+        import_extra(module, "plots", "a plot")
     # This avoids pyplot, which would choose a display backend and keep references to all figures.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
