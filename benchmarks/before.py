@@ -34,8 +34,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from results import print_result
-
 HERE = Path(__file__).resolve().parents[1]
 WORKERS = 8
 
@@ -299,6 +297,8 @@ def main() -> None:
     if options.serve:
         serve(options.serve)
         return
+    from results import print_result  # imported here, because the package of an earlier tree may lack what it needs
+
     print_result({task: compare(options.before, task, options.seconds, options.pairs)
                   for task in options.tasks.split(",")})
 

@@ -9,7 +9,7 @@ training mode. Its target networks stay in evaluation mode.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -57,16 +57,16 @@ class NetworkMode:
         """Return the names of the types of layers of this kind that training mode would affect."""
         return sorted({type(module).__name__ for module in self._modules if isinstance(module, kind)})
 
-    @contextmanager
-    def learning(self, generator: torch.Generator) -> Iterator[None]:
+    def learning(self, generator: torch.Generator) -> AbstractContextManager[None]:
         """Put the trained networks into training mode within a `with` block.
 
         Args:
             generator: Generator of the seed for random numbers that layers draw on the CPU, such as those of dropout.
         """
-        if not self._modules:
-            yield
-            return
+        return self._learning(generator) if self._modules else nullcontext()
+
+    @contextmanager
+    def _learning(self, generator: torch.Generator) -> Iterator[None]:
         if self._before is None:
             self._before = [buffer.clone() for buffer in self._buffers]
         for module in self._modules:

@@ -237,6 +237,8 @@ class VectorResults:
     def __init__(self, envs: AnyVectorEnv) -> None:
         self._space, self._shape = envs.observation_space, (envs.num_envs,)
         self._form = Form(None)
+        # Attributes of the latest step whose arrays needed no change; None: arrays in dictionaries or tuples.
+        self._attributes: tuple[object, ...] | None = None
 
     def of_reset(self, observations: Observation, info: object) -> Observation:
         """Return the observations of a reset, as writable arrays; raise `EnvError` if a result does not fit."""
@@ -251,9 +253,12 @@ class VectorResults:
         Raises:
             EnvError: The arrays do not fit the spaces, or are not arrays of NumPy, or the info is no dictionary.
         """
-        arrays = result[:4]
-        if problem := info_problem(result[4]):
+        arrays, info = result[:4], result[4]
+        if type(info) is not dict and (problem := info_problem(info)):
             raise EnvError(f"step: {problem}")
+        attributes = self._attributes_of(*arrays)
+        if attributes is not None and attributes == self._attributes:
+            return arrays
         if not self._form.fits(arrays):
             problem = foreign_problem(arrays) or observation_problem(self._space, result[0])
             for name, array, kinds in (
@@ -267,7 +272,17 @@ class VectorResults:
         for array in arrays:
             if type(array) is not np.ndarray or not array.flags.writeable:
                 return writable(arrays)
+        self._attributes = attributes
         return arrays
+
+    def _attributes_of(self, obs: Observation, reward: Observation, terminated: Observation,
+                       truncated: Observation) -> tuple[object, ...] | None:
+        """Return all that `of_step` checks, in half the time of its checks; None unless all four are plain arrays."""
+        if not type(obs) is type(reward) is type(terminated) is type(truncated) is np.ndarray:
+            return None
+        return (obs.dtype, obs.shape, obs.flags.writeable, reward.dtype, reward.shape, reward.flags.writeable,
+                terminated.dtype, terminated.shape, terminated.flags.writeable,
+                truncated.dtype, truncated.shape, truncated.flags.writeable)
 
 
 def foreign_problem(values: object) -> str | None:
