@@ -254,7 +254,7 @@ class VectorResults:
             EnvError: The arrays do not fit the spaces, or are not arrays of NumPy, or the info is no dictionary.
         """
         arrays, info = result[:4], result[4]
-        if type(info) is not dict and (problem := info_problem(info)):
+        if problem := info_problem(info):
             raise EnvError(f"step: {problem}")
         attributes = self._attributes_of(*arrays)
         if attributes is not None and attributes == self._attributes:

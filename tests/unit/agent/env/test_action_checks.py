@@ -22,7 +22,8 @@ ACTIONS = (
 @pytest.mark.parametrize("make", [
     lambda: Discrete(4, start=3), lambda: Discrete(4, start=3, dtype=np.int32), lambda: MultiDiscrete([1, 2, 3]),
     lambda: MultiDiscrete([1, 2, 3], start=[3, 3, 3]), lambda: MultiDiscrete([[2, 7]]),
-    lambda: MultiDiscrete([8, 8, 8], dtype=np.int32)])
+    lambda: MultiDiscrete([8, 8, 8], dtype=np.int32), lambda: MultiDiscrete([3, 3, 3], start=[3, 3, 3]),
+    lambda: MultiDiscrete([3, 4, 5], start=[3, 2, 1])])
 def test_results_equal_those_of_gymnasium(make):
     own, quick = make(), make()
     speed_up_action_check(quick)
@@ -31,6 +32,20 @@ def test_results_equal_those_of_gymnasium(make):
         assert space == own
         for action in ACTIONS:
             assert space.contains(action) is own.contains(action), action
+
+
+@pytest.mark.parametrize("num_envs", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("step", [0, 1])
+def test_each_of_few_and_many_actions_is_checked(num_envs, step):
+    first = step * np.arange(num_envs)  # with step 0, all environments have the same bounds
+    space = MultiDiscrete(np.full(num_envs, 4), start=first)
+    speed_up_action_check(space)
+    for action in (first, first + 3):
+        assert space.contains(action)
+        for at, wrong in ((0, -1), (num_envs - 1, 4), (num_envs // 2, 4), (num_envs // 2, -1)):
+            changed = action.copy()
+            changed[at] = first[at] + wrong
+            assert space.contains(changed) is False
 
 
 def test_actions_may_be_as_large_as_the_dtype_allows():

@@ -256,22 +256,60 @@ def test_results_of_vector_environments_that_are_no_arrays_are_refused(after):
             (list, "must return NumPy arrays, got a builtins.list"),
             (lambda array: array.astype(np.float16), "expected terminated|expected float32|kind 'b'"),
             (lambda array: array[:1], r"expected .*\(2, 2\), got")):
-        if after and convert is list:
-            continue
         with pytest.raises(EnvError, match=match):
             play(VecEnv.create_factory(
                 lambda num_envs, convert=convert: Native(num_envs, convert, after), vec_env_size=2)(seed=1))
 
 
-def test_read_only_results_of_vector_environments_are_copied():
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_read_only_results_of_vector_environments_are_copied(after):
     def frozen(array):
         array = array.copy()
         array.flags.writeable = False
         return array
 
-    for step in play(VecEnv.create_factory(lambda num_envs: Native(num_envs, frozen), vec_env_size=2)(seed=1))[1:]:
+    envs = VecEnv.create_factory(lambda num_envs: Native(num_envs, frozen, after), vec_env_size=2)(seed=1)
+    for step in play(envs)[1:]:
         assert step.obs["obs"].flags.writeable
-        assert step.reward.flags.writeable
+        for array in (step.reward, step.terminated, step.truncated):
+            assert array.flags.writeable
+
+
+class ChangedAt(Native):
+    """Native vector environment of which a single result, at the third step, is converted."""
+
+    def __init__(self, num_envs, index, convert):
+        super().__init__(num_envs, convert, after=100)
+        self.index = index
+
+    def step(self, actions):
+        result = [*super().step(actions)]
+        if self.t == 3:
+            result[self.index] = self.convert(result[self.index])
+        return tuple(result)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_each_later_result_of_a_vector_environment_is_checked(index):
+    def frozen(array):
+        array.flags.writeable = False
+        return array
+
+    def play_with(convert):
+        return play(VecEnv.create_factory(
+            lambda num_envs: ChangedAt(num_envs, index, convert), vec_env_size=2)(seed=1))
+
+    for convert, match in ((torch.as_tensor, "torch.Tensor"), (list, "builtins.list"),
+                           (lambda array: array[:1], r"expected .*2.*, got"),
+                           (lambda array: array.astype("U1"), "expected .*, got")):
+        with pytest.raises(EnvError, match=match):
+            play_with(convert)
+    for convert in (frozen, lambda array: array.view(np.memmap)):
+        for step in play_with(convert)[1:]:
+            assert step.obs["obs"].flags.writeable
+            for array, value in ((step.reward, 1), (step.terminated, False), (step.truncated, False)):
+                assert array.flags.writeable
+                assert array.tolist() == [value, value]
 
 
 class Sampling(Scripted):
