@@ -117,7 +117,7 @@ def test_every_benchmark_has_a_run_or_a_reason():
 
 def test_every_benchmark_that_prints_json_states_its_origin():
     used = {name for name in SCRIPTS
-            if re.search(r"^from results import ", (BENCHMARKS / name).read_text(encoding="utf-8"), re.MULTILINE)}
+            if re.search(r"^ *from results import ", (BENCHMARKS / name).read_text(encoding="utf-8"), re.MULTILINE)}
     assert used == SCRIPTS - WITHOUT_ORIGIN
 
 
