@@ -8,7 +8,8 @@ Every run uses the defaults of `train`. In the mode "synchronous", only `col_com
 "asynchronous". A synchronous train batch then contains a rollout of each worker, so that fewer updates are made per env
 step. The mode "equal" is synchronous with train batches of the same size, and therefore as many updates per env step:
 the environments of one worker are divided among the workers. For A3C and DQN, a single worker collects and learns
-instead. In the mode "checkpoints", asynchronous runs also write a checkpoint every 2,000 env steps.
+instead. In the mode "checkpoints", asynchronous runs also write a checkpoint every 2,000 env steps. A3C learns slowly:
+give it the 500,000 steps of its preset.
 
 The script prints one line of JSON per run: the mean return of 100 sampled episodes of the final policy, the mean return
 over the training curve (`area`), the lag in train batches (for A3C that of gradients, in updates), env steps per
@@ -78,7 +79,7 @@ def run(algorithm: str, mode: str, runtime: str, workers: int, seed: int, steps:
     if algorithm == "a3c":
         lag = records[-1]["scheme"].get("grad_lag", lag)
     return {
-        "algorithm": algorithm, "mode": mode, "runtime": runtime, "workers": workers, "seed": seed,
+        "algorithm": algorithm, "mode": mode, "runtime": runtime, "workers": workers, "steps": steps, "seed": seed,
         "final": agent.evaluate(100, deterministic=False, seed=1).return_mean,
         "area": area_of(records),
         "lag_batches": lag["mean"] / UPDATES[algorithm], "lag_batches_max": lag["max"] / UPDATES[algorithm],
@@ -88,23 +89,24 @@ def run(algorithm: str, mode: str, runtime: str, workers: int, seed: int, steps:
 
 
 def table(lines: Iterable[str]) -> str:
-    """Return a table with a row for each algorithm, runtime, number of workers, mode and version of the runs."""
+    """Return a table with a row for the runs that differ only in their seeds."""
     rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in map(json.loads, lines):
-        key = ("algorithm", "workers", "runtime", "mode", "before")
+        key = ("algorithm", "steps", "runtime", "workers", "mode", "before")
         rows.setdefault(tuple(record.get(name, False) for name in key), []).append(record)
-    text = ["| algorithm | workers | runtime | collection | seeds | final (smallest to largest) | area | mean lag | "
-            "env steps per second | env steps per update | dropped |", "|" + "---|" * 11]
-    for (algorithm, workers, runtime, mode, before), runs in sorted(rows.items(), key=lambda row: str(row[0])):
+    text = ["| algorithm, env steps, runtime, workers | collection | seeds | final (smallest to largest) | area | "
+            "mean lag | env steps per second | env steps per update | dropped |", "|" + "---|" * 9]
+    for (algorithm, steps, runtime, workers, mode, before), runs in sorted(rows.items(), key=lambda row: row[0]):
         def mean(name: str, of: list[dict[str, Any]] = runs) -> float:
             return statistics.fmean(record[name] for record in of)
         finals = [record["final"] for record in runs]
+        name = "one worker" if mode == "equal" and algorithm in ("a3c", "dqn") else mode
         text.append(
-            f"| {algorithm} | {workers} | {runtime} | {mode}{', before' if before else ''} | {len(runs)} | "
-            f"{mean('final'):.0f} ({min(finals):.0f} to {max(finals):.0f}) | {mean('area'):.0f} | "
-            f"{mean('lag_batches'):.2f} | {mean('env_steps_per_s'):,.0f} | "
-            f"{mean('env_steps') / mean('updates'):,.1f} | {mean('dropped_shutdown'):.1%} |")
-    return "\n".join(text)
+            f"| {algorithm.upper()}, {steps:,}, {runtime}, {workers} | {name}{', before' if before else ''} | "
+            f"{len(runs)} | {mean('final'):.0f} ({min(finals):.0f} to {max(finals):.0f}) | {mean('area'):.0f} | "
+            f"{'' if algorithm == 'dqn' else format(mean('lag_batches'), '.2f')} | {mean('env_steps_per_s'):,.0f} | "
+            f"{mean('env_steps') / mean('updates'):.0f} | {mean('dropped_shutdown'):.1%} |")
+    return "\n".join([*text, ""])
 
 
 def main() -> None:
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="train nothing, and print a table of the results in this file")
     args = parser.parse_args()
     if args.table is not None:
-        print(table(args.table.read_text(encoding="utf-8").splitlines()))
+        print(table(args.table.read_text(encoding="utf-8").splitlines()), end="")
         return
     warnings.simplefilter("ignore")
     for case in product(args.seeds, args.algorithms, args.runtimes, args.workers, args.modes):

@@ -18,8 +18,8 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"
 # The page of a notebook is its copy NAME.ipynb, which has the outputs. Its text NAME.md would have the same name.
 NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*.ipynb"))
 exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEBOOKS),
-                    "benchmarks/compile.md", "benchmarks/coverage.md", "benchmarks/history.md",
-                    "benchmarks/roofline.md", "benchmarks/scores.md"]
+                    "benchmarks/asynchronous.md", "benchmarks/compile.md", "benchmarks/coverage.md",
+                    "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"

@@ -15,6 +15,7 @@ from pytorchrl.training.training import make_learner
 from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
+ASYNCHRONOUS = ROOT / "docs" / "benchmarks" / "asynchronous.jsonl"
 COMPILE = ROOT / "docs" / "benchmarks" / "compile.jsonl"
 # Modules that benchmarks import; all other files are scripts.
 MODULES = {"damages.py", "growth.py", "mutation_kinds.py", "mutation_table.py", "process_table.py", "results.py"}
@@ -159,6 +160,16 @@ def test_the_table_of_whole_runs_is_current(whole_runs):
     lines = [json.loads(line) for line in COMPILE.read_text(encoding="utf-8").splitlines()]
     assert COMPILE.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").compile_table(lines)
     assert set(whole_runs) >= {"ppo-cartpole", "dqn-cartpole", "sac-halfcheetah", "td3-halfcheetah", "ppo-halfcheetah"}
+
+
+def test_the_table_of_asynchronous_training_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    lines = ASYNCHRONOUS.read_text(encoding="utf-8").splitlines()
+    text = module_of("asynchronous").table(lines)
+    assert ASYNCHRONOUS.with_suffix(".md").read_text(encoding="utf-8") == text
+    seeds = [int(row.split("|")[3]) for row in text.splitlines()[2:]]
+    assert sum(seeds) == len({json.dumps(record) for record in map(json.loads, lines)})
+    assert min(seeds) >= 3
 
 
 def test_the_choice_to_compile_was_right_in_whole_runs(whole_runs):
