@@ -6,8 +6,9 @@
 
 Both kinds of runs use the same code, and differ only in the options that `train` chooses: "new" are the options of the
 environment's kind, "old" those of `classic`. One line of JSON is printed per run: the mean return of sampled episodes
-of the final policy, and the mean return over the training curve (`area`). `--table` prints for each task the
-probability that a run with the new defaults has a better final policy, with its 95 % interval, from stored lines.
+of the final policy, and the mean return over the training curve (`area`). From stored lines, `--table` prints for each
+task the difference of the mean returns, and the probability that a run with the new defaults has a better final policy,
+with their 95 % intervals. A tie counts as half an improvement.
 `--list` trains nothing, and prints the first line of a run with each of the installed environments.
 
 The tasks need the extra `envs`. A run takes 10 to 40 seconds of one core, and with highway-env 100 seconds.
@@ -136,15 +137,16 @@ def table(lines: Iterable[str]) -> str:
             continue
         scores.setdefault(f"{record['task']}, {record['steps']:,} steps", {"new": [], "old": []})[
             record["defaults"]].append(record["final"])
-    text = ["| task | seeds | old: mean (smallest to largest) | new | probability of improvement |",
-            "|---|---|---|---|---|"]
+    text = ["| task | seeds | old: mean (smallest to largest) | new | new - old | probability of improvement |",
+            "|---|---|---|---|---|---|"]
     for task, of in scores.items():
         new, old = ([[score] for score in of[name]] for name in ("new", "old"))
         if new and old:
             shown = [f"{statistics.fmean(of[name]):.3g} ({min(of[name]):.3g} to {max(of[name]):.3g})"
                      for name in ("old", "new")]
-            text.append(f"| {task} | {len(new)} | {' | '.join(shown)} | "
-                        f"{analysis.compare(new, old).improvement:.2f} |")
+            found = analysis.compare(new, old)
+            text.append(f"| {task} | {len(new)} | {' | '.join(shown)} | {found.mean_difference:.2g} | "
+                        f"{found.improvement:.2f} |")
     return "\n".join(text)
 
 

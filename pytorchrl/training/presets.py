@@ -145,8 +145,11 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
 
 
 # Environments that belong to no suite have a kind, which depends on their spaces. The settings of a kind are not tuned
-# for a task: they are those of the papers, with a constant learning rate, because nobody knows how many steps the task
-# needs.
+# for a task: they are those of the papers. On-policy algorithms start from the class's learning rate, which falls to 0
+# over the run, as in Mnih et al. 2016 and Schulman et al. 2017, so that the final policy stops exploring. They
+# normalize observations that are not images, because nobody knows the units of a new environment, and declared bounds
+# are often much wider than the values (MiniGrid declares bytes of 0 to 255, and sends 0 to 10). They do not normalize
+# rewards, except for continuous actions: a single reward at the end of a long episode would be clipped.
 KINDS: Mapping[str, str] = MappingProxyType({
     "images": "observations of images", "continuous": "continuous actions, no images",
     "vectors": "discrete actions, no images"})
@@ -156,37 +159,39 @@ _EXPLORATION = ("start_steps", "epsilon_steps", "final_epsilon")  # tuned for 10
 
 
 def _of_kind(algorithm: str, suite: str, kind: str, without: Sequence[str] = (), **own: object) -> None:
-    """Register the settings of a suite for a kind: without the suite's reward and time scale, at the first `lr`."""
-    found = {name: option.values[0] if isinstance(option, Schedule) else option
-             for name, option in _presets[algorithm, suite].items() if name not in (*_ATARI, *without)}
+    """Register the settings of a suite for a kind, without the suite's scales of rewards and time."""
+    found = {name: value for name, value in _presets[algorithm, suite].items() if name not in (*_ATARI, *without)}
     _presets[algorithm, kind] = {**found, "target_steps": _STEPS_OF_KIND[kind], **own}
 
 
-for _name in ("ppo", "a2c", "impala", "appo", "sac", "td3", "ddpg"):
-    _of_kind(_name, "mujoco", "continuous")
-for _name in ("ppo", "a2c", "impala", "appo"):
-    _of_kind(_name, "atari", "images")
-for _name in ("dqn", "r2d2", "sac"):
-    _of_kind(_name, "atari", "images", _EXPLORATION, start_steps=10_000)
-for _name in ("td3", "ddpg"):
-    _of_kind(_name, "mujoco", "images", replay_size=100_000)
-_of_kind("a2c", "box2d", "vectors")
-_of_kind("sac", "atari", "vectors", start_steps=5000)
-_of_kind("dqn", "atari", "vectors", _EXPLORATION, start_steps=1000, epsilon_steps=20_000)
 _presets |= {
     # 10 epochs, as for continuous actions, and a minibatch for each environment. With the 4 epochs of 4 minibatches
     # that suit millions of steps, a run of 200,000 steps would make only 3,000 updates.
-    ("ppo", "vectors"): {"num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 8},
-    ("impala", "vectors"): {"num_envs": 8, "num_steps": 32, "train_batch_size": None},
-    ("appo", "vectors"): {"num_envs": 8, "num_steps": 64},
+    ("ppo", "vectors"): {
+        "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 8, "lr": linear(3e-4, 0.0)},
+    ("impala", "vectors"): {"num_envs": 8, "num_steps": 32, "train_batch_size": None, "lr": linear(5e-4, 0.0)},
+    ("appo", "vectors"): {"num_envs": 8, "num_steps": 64, "lr": linear(3e-4, 0.0)},
     # The sequences of the paper (80 steps, of which 40 are burn-in) would give 200,000 steps too few updates.
     ("r2d2", "vectors"): {
         **_MEMORY, "num_envs": 4, "num_steps": 16, "replay_size": 100_000, "start_steps": 5000, "update_every": 64,
         "num_updates": 1, "mini_batch_size": 32, "length": 40, "burn_in": 20, "period": 20,
         "target_update_interval": 400},
 }
-for _name in ("ppo", "impala", "appo", "r2d2"):
-    _of_kind(_name, "vectors", "vectors")
+for _name in ("ppo", "impala", "appo"):
+    _of_kind(_name, "mujoco", "continuous")
+    _of_kind(_name, "atari", "images", normalize_obs=True)
+    _of_kind(_name, "vectors", "vectors", normalize_obs=True)
+for _suite, _kind in (("mujoco", "continuous"), ("atari", "images"), ("box2d", "vectors")):
+    _of_kind("a2c", _suite, _kind, lr=linear(7e-4, 0.0), normalize_obs=True)
+for _name in ("sac", "td3", "ddpg"):
+    _of_kind(_name, "mujoco", "continuous")
+for _name in ("dqn", "r2d2", "sac"):
+    _of_kind(_name, "atari", "images", _EXPLORATION, start_steps=10_000)
+for _name in ("td3", "ddpg"):
+    _of_kind(_name, "mujoco", "images", replay_size=100_000)
+_of_kind("sac", "atari", "vectors", start_steps=5000)
+_of_kind("dqn", "atari", "vectors", _EXPLORATION, start_steps=1000, epsilon_steps=20_000)
+_of_kind("r2d2", "vectors", "vectors")
 
 
 def register(algorithm: str, suite: str, options: Mapping[str, object]) -> None:
@@ -259,6 +264,8 @@ def preset(
                                                                               "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
+    if suite in KINDS and not isinstance(options.get("feature_extractor", ""), str):
+        found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
     if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise
         found.pop("train_batch_size", None)
     if options.get("kind") == "batch":  # each rollout is one sequence, so `num_steps` is the length of a sequence

@@ -8,12 +8,14 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from pytorchrl.agent.option_values.text import to_python
-from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.schedules import Schedule, linear
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
+from pytorchrl.support.code import Code
 from pytorchrl.training import presets
 from pytorchrl.training.composition import compose, compose_parts, option_specs
 from pytorchrl.training.training import make_learner, train
@@ -72,7 +74,7 @@ def test_the_kind_of_an_environment_follows_from_its_spaces():
 def test_environments_that_people_bring_do_not_get_the_options_of_cartpole():
     continuous = compose("ppo", env_with(VECTOR, TORQUES), {})
     assert (continuous[0].algo_factory.options.gamma, continuous[0].storage_factory.options.gae_lambda) == (0.99, 0.95)
-    assert continuous[0].algo_factory.options.lr == 3e-4
+    assert continuous[0].algo_factory.options.lr == linear(3e-4, 0.0)
     assert continuous[0].actor_factory.options.normalize_obs
     assert continuous[2]["target_steps"] == 1_000_000
     for name in ("sac", "td3"):
@@ -88,11 +90,17 @@ def test_environments_that_people_bring_do_not_get_the_options_of_cartpole():
     assert compose("ppo", CountingEnv, {})[0].algo_factory.options.gamma == 0.99
 
 
-def test_no_kind_has_a_schedule_or_options_of_another_suite():
+def test_rates_of_kinds_fall_over_the_run_on_policy_only_and_nothing_is_tuned_for_a_suite():
     of_atari = {"backend", "reward_transform", "end_on_life_loss"}
+    on_policy = {"ppo", "a2c", "impala", "appo"}
     for (algorithm, suite), options in presets.registered().items():
         if suite in presets.KINDS:
-            assert not [name for name, value in options.items() if isinstance(value, Schedule)], (algorithm, suite)
+            schedules = {name: value for name, value in options.items() if isinstance(value, Schedule)}
+            assert set(schedules) == ({"lr"} if algorithm in on_policy else set()), (algorithm, suite)
+            for rate in schedules.values():  # the end is that of the run, however long it is
+                assert [rate.value(steps, 70) / rate.values[0] for steps in (0, 35, 70)] == [1.0, 0.5, 0.0]
+            assert options.get("normalize_obs", False) == (algorithm in on_policy), (algorithm, suite)
+            assert options.get("normalize_reward", False) == (algorithm in on_policy and suite == "continuous")
             assert not of_atari & set(options), (algorithm, suite)
             assert options["target_steps"] == (200_000 if suite == "vectors" else 1_000_000)
     kinds = {algorithm: {suite for name, suite in presets.registered() if name == algorithm and suite in presets.KINDS}
@@ -114,6 +122,32 @@ def test_every_preset_of_a_kind_trains():
             _, *spaces = cases[kind][algorithm in ("td3", "ddpg", "sac")]
             agent = train(algorithm, env_with(*spaces), **{**small, **own})
             assert agent.summary["updates"] >= 1, (algorithm, kind)
+
+
+class Lookup(torch.nn.Module):
+    """A network that looks up whole numbers in a table."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.table, self.out_features = torch.nn.Embedding(int(space.high.max()) + 1, 4), 4
+
+    def forward(self, codes):
+        assert codes.dtype == torch.uint8
+        return self.table(codes.flatten(1).long()).mean(1)
+
+
+def test_a_network_of_ones_own_gets_the_observations_of_kinds_as_they_are():
+    for extractor, given, is_normalized in [("mlp", {}, True), (Lookup, {}, False), (Code("module:name"), {}, False),
+                                            (Lookup, {"normalize_obs": True}, True)]:
+        chosen = {"feature_extractor": extractor, **given}
+        for kind in presets.KINDS:
+            found = {**presets.preset("ppo", kind, chosen), **given}
+            assert found.get("normalize_obs", False) == is_normalized, (extractor, kind)
+    assert presets.preset("ppo", "mujoco", {"feature_extractor": Lookup})["normalize_obs"]
+    codes = env_with(Box(0, 9, (3, 4), np.uint8), BUTTONS)
+    small = {"target_steps": 40, "num_steps": 10, "num_envs": 1, "num_epochs": 1, "num_mini_batch": 1,
+             "progress": False, "seed": 1}
+    assert train("ppo", codes, feature_extractor=Lookup, **small).evaluate(1).returns == (5.0,)
 
 
 def test_one_environment_is_built_to_read_the_spaces():
@@ -151,8 +185,8 @@ def test_wrong_options_of_environments_without_a_suite_are_reported_with_those_o
 def test_the_first_line_names_the_preset_the_target_and_where_the_options_stand(capsys):
     train("ppo", env_with(VECTOR, BUTTONS), target_steps=1024, num_epochs=1)
     line = capsys.readouterr().err.splitlines()[0]
-    assert line == ("ppo, preset 'vectors' (discrete actions, no images): 1,024 env steps, lr=0.0003 (constant); all "
-                    "its options: --help or presets.preset('ppo', 'vectors')")
+    assert line == ("ppo, preset 'vectors' (discrete actions, no images): 1,024 env steps, lr=linear(0.0003, 0.0); "
+                    "all its options: --help or presets.preset('ppo', 'vectors')")
     train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1)
     assert capsys.readouterr().err.startswith(
         "ppo, preset 'classic': 1,024 env steps, lr=linear(0.001, 0.0); all its options:")

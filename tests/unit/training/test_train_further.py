@@ -19,7 +19,7 @@ DQN = {**COMMON, "start_steps": 32, "replay_size": 200, "mini_batch_size": 8, "n
        "prioritized": True, "alpha": 0.6, "beta": 0.5}
 SAC = {**COMMON, "start_steps": 32, "replay_size": 200, "mini_batch_size": 8, "num_envs": 1}
 CASES = [("ppo", "CartPole-v1", {**PPO, "normalize_obs": True}), ("dqn", "CartPole-v1", DQN),
-         ("sac", "Pendulum-v1", SAC), ("a2c", CountingEnv, {**COMMON, "num_envs": 2, "num_steps": 16})]
+         ("sac", "Pendulum-v1", SAC), ("a2c", CountingEnv, {**COMMON, "num_envs": 2, "num_steps": 16, "lr": 1e-3})]
 
 
 def longer(algorithm, env, options, first, whole):
