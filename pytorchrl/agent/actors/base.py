@@ -307,10 +307,14 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
             raise CheckpointError(
                 f"checkpoint {path!r} contains {math.prod(state[name].shape)} parameters, but this actor has {size}; "
                 "build it with the spaces and options that the model was trained with")
+    buffers = actor.state_buffers()
+    if any(name.startswith("obs_moments.") and name not in buffers for name in state):
+        raise CheckpointError(f"checkpoint {path!r} was trained with normalized observations, but this actor does not "
+                              "normalize them; give the actor normalize_obs=True")
     with torch.no_grad():
         for name, parameters in networks.items():
             nn.utils.vector_to_parameters(state[name].to(parameters[0].device), parameters)
-        for name, buffer in actor.state_buffers().items():
+        for name, buffer in buffers.items():
             value = state.get(name)
             if not isinstance(value, Tensor) or value.shape != buffer.shape:
                 raise CheckpointError(

@@ -427,8 +427,10 @@ def file_calls(folder):
          lambda: play(CountingEnv, {"log_dir": folder, "info_keywords": ("x",)})),
         (lambda: two_boards(folder, None), lambda: two_boards(folder)),
         # Models
-        (lambda: load_into(folder, {"hidden_sizes": (9,)}), lambda: load_into(folder, {})),
-        (lambda: load_into(folder, {}, normalize_obs=True),
+        (lambda: load_into(folder, {"hidden_sizes": (9,)}, normalize_obs=True),
+         lambda: load_into(folder, {}, normalize_obs=True)),
+        (lambda: load_into(folder, {}), lambda: load_into(folder, {}, normalize_obs=True)),
+        (lambda: load_into(folder, {"normalize_obs": False}, normalize_obs=True),
          lambda: load_into(folder, {"normalize_obs": True}, normalize_obs=True)),
         (lambda: actor_of(cls=prl.QActor, checkpoint=saved(folder))(device="cpu", seed=0),
          lambda: actor_of(cls=prl.QActor, checkpoint=saved(folder, "dqn"))(device="cpu", seed=0)),

@@ -185,7 +185,7 @@ def test_wrong_options_of_environments_without_a_suite_are_reported_with_those_o
 def test_the_first_line_names_the_preset_the_target_and_where_the_options_stand(capsys):
     train("ppo", env_with(VECTOR, BUTTONS), target_steps=1024, num_epochs=1)
     line = capsys.readouterr().err.splitlines()[0]
-    assert line == ("ppo, preset 'vectors' (discrete actions, no images): 1,024 env steps, lr=linear(0.0003, 0.0); "
+    assert line == ("ppo, preset 'vectors' (discrete actions, no images): 1,024 env steps, lr=linear(0.001, 0.0); "
                     "all its options: --help or presets.preset('ppo', 'vectors')")
     train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1)
     assert capsys.readouterr().err.startswith(
