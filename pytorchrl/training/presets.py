@@ -145,11 +145,11 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
 
 
 # Environments that belong to no suite have a kind, which depends on their spaces. The settings of a kind are not tuned
-# for a task: they are those of the papers. On-policy algorithms start from the class's learning rate, which falls to 0
-# over the run, as in Mnih et al. 2016 and Schulman et al. 2017, so that the final policy stops exploring. They
-# normalize observations that are not images, because nobody knows the units of a new environment, and declared bounds
-# are often much wider than the values (MiniGrid declares bytes of 0 to 255, and sends 0 to 10). They do not normalize
-# rewards, except for continuous actions: a single reward at the end of a long episode would be clipped.
+# for a task: they are those of the papers. The learning rate of on-policy algorithms falls to 0 over the run, as in
+# Mnih et al. 2016 and Schulman et al. 2017 (Atari), so that the final policy stops exploring. They normalize
+# observations that are not images, because nobody knows the units of a new environment, and declared bounds are often
+# much wider than the values (MiniGrid declares bytes of 0 to 255, and sends 0 to 10). They do not normalize rewards,
+# except for continuous actions: a single reward at the end of a long episode would be clipped.
 KINDS: Mapping[str, str] = MappingProxyType({
     "images": "observations of images", "continuous": "continuous actions, no images",
     "vectors": "discrete actions, no images"})
