@@ -133,7 +133,7 @@ def table(lines: Iterable[str]) -> str:
     """Return a table with the probability of improvement of each task."""
     scores: dict[str, dict[str, list[float]]] = {}
     for record in map(json.loads, lines):
-        if record["defaults"] not in ("new", "old"):  # an earlier state of the new ones
+        if record["defaults"] not in ("new", "old"):  # an earlier state of the new ones, or a single changed option
             continue
         scores.setdefault(f"{record['task']}, {record['steps']:,} steps", {"new": [], "old": []})[
             record["defaults"]].append(record["final"])
@@ -147,7 +147,7 @@ def table(lines: Iterable[str]) -> str:
             found = analysis.compare(new, old)
             text.append(f"| {task} | {len(new)} | {' | '.join(shown)} | {found.mean_difference:.2g} | "
                         f"{found.improvement:.2f} |")
-    return "\n".join(text)
+    return "\n".join(text) + "\n"
 
 
 def head_line(env: Any, options: dict[str, Any]) -> str:
@@ -169,7 +169,7 @@ def main() -> None:
     os.environ.setdefault("MUJOCO_GL", "disabled")
     warnings.simplefilter("ignore")
     if args.table is not None:
-        print(table(args.table.read_text(encoding="utf-8").splitlines()))
+        print(table(args.table.read_text(encoding="utf-8").splitlines()), end="")
         return
     if args.list:
         tasks = {task.env: task.options for task in TASKS.values() if isinstance(task.env, str)}

@@ -19,7 +19,7 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"
 NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*.ipynb"))
 exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEBOOKS),
                     "benchmarks/asynchronous.md", "benchmarks/compile.md", "benchmarks/coverage.md",
-                    "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
+                    "benchmarks/defaults.md", "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"

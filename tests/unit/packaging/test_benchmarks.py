@@ -15,6 +15,7 @@ from pytorchrl.training.training import make_learner
 from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
+DEFAULTS = ROOT / "docs" / "benchmarks" / "defaults.jsonl"
 ASYNCHRONOUS = ROOT / "docs" / "benchmarks" / "asynchronous.jsonl"
 COMPILE = ROOT / "docs" / "benchmarks" / "compile.jsonl"
 # Modules that benchmarks import; all other files are scripts.
@@ -170,6 +171,19 @@ def test_the_table_of_asynchronous_training_is_current(monkeypatch):
     seeds = [int(row.split("|")[3]) for row in text.splitlines()[2:]]
     assert sum(seeds) == len({json.dumps(record) for record in map(json.loads, lines)})
     assert min(seeds) >= 3
+
+
+def test_the_table_of_presets_of_kinds_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    lines = DEFAULTS.read_text(encoding="utf-8").splitlines()
+    text = module_of("defaults").table(lines)
+    assert DEFAULTS.with_suffix(".md").read_text(encoding="utf-8") == text
+    runs = {}
+    for record in map(json.loads, lines):
+        runs.setdefault((record["task"], record["defaults"]), []).append(record["seed"])
+    for (task, defaults), seeds in runs.items():
+        if defaults in ("new", "old"):
+            assert sorted(seeds) == [1, 2, 3, 4, 5], (task, defaults)
 
 
 def test_the_choice_to_compile_was_right_in_whole_runs(whole_runs):
