@@ -148,6 +148,13 @@ def test_whole_rollouts_are_sampled_until_there_are_enough_sequences(build, make
         assert (ids - ids[:, :1] == torch.tensor([0, 4, 8])).all()
 
 
+def test_the_last_batch_of_rollouts_is_marked(build, make_collector):
+    storage, collector = build(100), make_collector(num_envs=3, num_steps=4, state_size=STATE)
+    storage.insert_data_slice([collector.collect()])
+    assert [batch.last for batch in storage.generate_batches(2, 3, num_epochs=2)] == [False] * 3 + [True]
+    assert not storage.sample(1).last
+
+
 def test_rollouts_are_sampled_uniformly_with_replacement(build, make_collector):
     storage, collector = build(70), make_collector(num_envs=2, num_steps=5, state_size=STATE)
     for _ in range(9):  # the storage has room for 7 rollouts

@@ -108,6 +108,13 @@ def test_priorities_mix_the_largest_and_the_mean_error(build):
     assert storage.item_errors(batch, errors) == pytest.approx([2.0])
 
 
+def test_the_last_batch_of_sequences_is_marked(build):
+    storage = build()
+    storage.insert_data_slice([rollout_of(9)])
+    assert [batch.last for batch in storage.generate_batches(2, 3, num_epochs=2)] == [False] * 3 + [True]
+    assert not storage.sample(1).last
+
+
 def test_learned_errors_become_priorities(build):
     storage = build(alpha=1.0, beta=1.0, epsilon=1e-9)
     storage.insert_data_slice([rollout_of(8)])
