@@ -13,7 +13,7 @@ from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import AnyEnv, AnySpace
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
-from pytorchrl.agent.schedules import Schedule, linear
+from pytorchrl.agent.schedules import linear
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import suite_of
 from pytorchrl.support.code import Code

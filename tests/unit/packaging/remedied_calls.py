@@ -572,7 +572,8 @@ def calls(folder):
         # Actors
         (lambda: act_with(raw_spaces=None), act_with),
         (lambda: policy_of(OwnPolicy), lambda: policy_of(prl.QActor)),
-        (lambda: load_into(folder, {"hidden_sizes": (4,)}, hidden_size=9), lambda: load_into(folder, {})),
+        (lambda: load_into(folder, {"hidden_sizes": (4,)}, hidden_size=9),
+         lambda: load_into(folder, {}, normalize_obs=True)),
         (lambda: check_mask(torch.tensor([[False, False]])), lambda: check_mask(torch.tensor([[False, True]]))),
         (lambda: prl.OffPolicyActor.create_factory(BOX, BOX)(device="cpu", seed=0).act(
             {"obs": torch.zeros(1, 2)}, mask=torch.ones(1, 2, dtype=torch.bool)),
