@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -177,18 +177,13 @@ class ReplayBuffer(Storage):
         if mini_batch_size is None:
             raise ArgumentError("replay needs mini_batch_size, the number of transitions in a batch")
         for left in reversed(range(num_mini_batch * num_epochs)):
-            batch = self.sample(mini_batch_size, last=not left)
+            batch = self.sample(mini_batch_size)
             if batch is None:
                 return
-            yield batch
+            yield batch if left else replace(batch, last=True)
 
-    def sample(self, batch_size: int, last: bool = False) -> ReplayBatch | None:
-        """Draw `batch_size` transitions with replacement; return None if no transition can be drawn.
-
-        Args:
-            batch_size: B, the number of transitions.
-            last: Whether this is the last batch before new data arrive.
-        """
+    def sample(self, batch_size: int) -> ReplayBatch | None:
+        """Draw `batch_size` transitions with replacement; return None if no transition can be drawn."""
         if not self.num_items:
             return None
         drawn = self.draw(batch_size)
@@ -198,9 +193,9 @@ class ReplayBuffer(Storage):
         rows, weight = drawn
         self.ring.columns["used"][rows] = True
         self._num_sampled += batch_size
-        return self._batch(self.ring, rows, weight, last)
+        return self._batch(self.ring, rows, weight)
 
-    def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray, last: bool = False) -> ReplayBatch:
+    def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
         """Return a batch of the transitions in the rows `rows` (B,) of `ring`, with importance weights (B,)."""
         window = ring.window(rows, self.options.n_step, self.algorithm.gamma)
         following = ring.columns["link"][window.last]
@@ -216,7 +211,6 @@ class ReplayBuffer(Storage):
             mask=None if mask is None else self._tensor(mask),
             next_mask=None if next_mask is None else self._tensor(next_mask),
             num_samples=len(rows),
-            last=last,
         )
 
     # Parameters, states

@@ -86,9 +86,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         """Return the index, in the ring buffer, of the first row of the rollout `kept`; shape (1,)."""
         return np.array([kept.first]) % self.ring.capacity
 
-    def sample(  # type: ignore[override] # batches contain sequences
-        self, batch_size: int, last: bool = False,
-    ) -> SequenceBatch | None:
+    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # batches contain sequences
         """Draw rollouts until they contain at least `batch_size` sequences; return None if the storage is empty."""
         if not self._kept:
             return None
@@ -100,7 +98,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         states = {name: np.concatenate([kept.states[name] for kept in drawn]) for name in drawn[0].states}
         ids = np.concatenate([kept.rows[0] for kept in drawn])
         batch = take_sequences(
-            self.ring, self._walk(drawn), states, np.ones(len(ids)), ids, self.algorithm.gamma, self._tensor, last)
+            self.ring, self._walk(drawn), states, np.ones(len(ids)), ids, self.algorithm.gamma, self._tensor)
         self._num_sampled += batch.num_samples
         return batch
 

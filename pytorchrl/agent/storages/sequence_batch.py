@@ -36,7 +36,7 @@ class Walk(NamedTuple):
 
 
 def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight: np.ndarray, ids: np.ndarray,
-                   gamma: float, as_tensor: Callable[[np.ndarray], Tensor], last: bool) -> SequenceBatch:
+                   gamma: float, as_tensor: Callable[[np.ndarray], Tensor]) -> SequenceBatch:
     """Return a batch of the sequences in `walk`, and mark their trained steps as used.
 
     Args:
@@ -48,7 +48,6 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
         as_tensor: Function that converts an array to a tensor on the device of the batch.
-        last: Whether this is the last batch before new data arrive.
     """
     rows, trained = np.maximum(walk.places, 0), walk.trained
     ret, discount, num_steps = _targets(ring, walk, rows, gamma)
@@ -77,7 +76,6 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
         mask=None if mask is None else as_tensor(mask.reshape(*shape, -1)),
         previous=None if previous is None else as_tensor(previous),
         num_samples=int(np.count_nonzero(valid)),
-        last=last,
     )
 
 

@@ -314,9 +314,7 @@ class SequenceBuffer(PERBuffer):
 
     # Drawing
 
-    def sample(  # type: ignore[override] # batches contain sequences
-        self, batch_size: int, last: bool = False,
-    ) -> SequenceBatch | None:
+    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # batches contain sequences
         """Draw `batch_size` sequences with replacement; return None if no sequence can be drawn."""
         if not self.num_items:
             return None
@@ -324,8 +322,7 @@ class SequenceBuffer(PERBuffer):
         starts, weight = self.draw(batch_size)
         walk = self._walk(starts, int(self.windows.num_warm[starts].max()))
         states = self._states_before(self.windows.warm[starts])
-        batch = take_sequences(
-            ring, walk, states, weight, ring.ids(starts), self.algorithm.gamma, self._tensor, last)
+        batch = take_sequences(ring, walk, states, weight, ring.ids(starts), self.algorithm.gamma, self._tensor)
         self._num_sampled += batch.num_samples
         return batch
 
