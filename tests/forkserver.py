@@ -238,6 +238,8 @@ def run_script(request, streams):
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    # Gymnasium sets this variable when it is imported, as it was in this process, so that pygame prints no version.
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "hide")
     sys.executable = os.environ.pop("FORK_EXECUTABLE", sys.executable)
     first, *rest = request["arguments"]
     if first == "-c":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -50,6 +52,15 @@ def test_modules_run_as_with_python_m(run_forked):
 def test_code_runs_as_with_python_c(run_forked):
     result = run_forked("-c", "import sys\nassert __name__ == '__main__'\nprint(sys.argv[1:])", 1)
     assert (result.returncode, result.stdout) == (0, "['1']\n")
+
+
+def test_imports_of_gymnasium_have_the_effect_that_they_have_in_a_fresh_process(forked_python, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYGAME_HIDE_SUPPORT_PROMPT"}
+    (tmp_path / "script.py").write_text("import gymnasium, pygame\nprint('silent')\n")
+    for python in (forked_python, sys.executable):
+        result = subprocess.run([python, tmp_path / "script.py"], env=environment, capture_output=True, text=True,
+                                check=True)
+        assert result.stdout == "silent\n"
 
 
 def test_a_script_that_does_not_end_is_killed(run_forked, tmp_path):
