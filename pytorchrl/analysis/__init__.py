@@ -20,7 +20,8 @@ from pytorchrl.analysis.aggregates import (
 from pytorchrl.analysis.bootstrap import Estimate, estimate
 from pytorchrl.analysis.comparison import Comparison, compare, required_seeds
 from pytorchrl.analysis.curves import on_grid, smooth, summarize_curves, without_steps
-from pytorchrl.analysis.runs import Run, Scores, group_runs, read_curve, read_run, read_scores
+from pytorchrl.analysis.grouping import group_runs
+from pytorchrl.analysis.runs import Run, Scores, read_curve, read_run, read_scores
 
 __all__ = [
     "STATISTICS", "Comparison", "Estimate", "Run", "Scores", "area_under_curve", "compare", "difference", "estimate",

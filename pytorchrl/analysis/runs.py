@@ -1,11 +1,10 @@
-"""Read runs from their directories, group them by their settings, and read their scores."""
+"""Read runs from their directories, and read their scores."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +29,6 @@ from pytorchrl.monitor.reading import mapping, number, problem_of_records, read_
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
             "checkpoint_on_exit", "grace_s", "keep_checkpoints", "keep_best_checkpoint", "keep_checkpoint_every",
             "log_every", "log_every_s", "eval_every", "eval_episodes", "eval_timeout_s"}
-# Without `at`, a run may be shorter than the longest run on its task by at most this fraction of the longest run.
-_LENGTH_TOLERANCE = 0.1
 _LARGEST_RECORDS = 512 << 20
 SCORES = ("last", "area")
 
@@ -45,12 +42,15 @@ class Run:
         task: Id of the environment.
         seed: Seed of the run; None if it is unknown.
         settings: Value of each setting that may affect training, by name; the seed and the environment are left out.
+        given: Names of the settings that the user or the preset gave to `train`; all other settings have their
+            defaults, or follow from these. Empty if the run was composed in Python.
     """
 
     path: Path
     task: str
     seed: int | None
     settings: Mapping[str, object]
+    given: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,15 @@ class Scores:
         values: Array of shape (runs, tasks).
         tasks: The tasks, sorted.
         seeds: For each task, the seeds of its runs, in the order of the rows of `values`.
+        at: For each task, the position (such as a number of env steps) at which the runs of all groups are scored.
+        ends: For each task, the positions where the shortest and the longest run of all groups end.
     """
 
     values: Array
     tasks: tuple[str, ...]
     seeds: tuple[tuple[int | None, ...], ...]
+    at: tuple[float, ...]
+    ends: tuple[tuple[float, float], ...]
 
     def is_paired_with(self, other: Scores) -> bool:
         """Return whether both groups have the same seeds on each task; False if a seed is unknown or occurs twice."""
@@ -93,64 +97,23 @@ def read_run(run_dir: Path) -> Run:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
     recipe, scheme = mapping(found.get("recipe")), mapping(found.get("scheme"))
-    own = {**mapping(recipe.get("options")), **{name: recipe.get(name) for name in ("algorithm", "env")}}
-    settings = {**scheme, **(own if recipe else _settings_of_parts(mapping(found.get("agent"))))}
+    given = mapping(recipe.get("options"))
+    own = {**given, **{name: recipe.get(name) for name in ("algorithm", "env")}} if recipe else {}
+    settings = {**_settings_of_parts(mapping(found.get("agent"))), **scheme, **own}
     seed, task = found.get("seed"), settings.pop("env", None)
     return Run(run_dir, "env" if task is None else str(task), seed if isinstance(seed, int) else None,
-               {name: value for name, value in settings.items() if name not in _IGNORED})
+               {name: value for name, value in settings.items() if name not in _IGNORED},
+               frozenset(given) - _IGNORED)
 
 
 def _settings_of_parts(agent: Mapping[str, object]) -> dict[str, object]:
-    """Return options, algorithm and environment of an agent that was not built by `train` but from factories."""
+    """Return the options of all parts of an agent, the name of its algorithm, and its environment."""
     settings: dict[str, object] = {}
     for part in agent.values():
         settings |= mapping(mapping(part).get("options"))
     env = settings.pop("env_fn", None)
     name = str(mapping(agent.get("algo_factory")).get("__factory__", "")).rpartition(":")[2]
     return {**settings, "algorithm": name.lower(), "env": mapping(env).get("__code__", env) if env else None}
-
-
-def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
-    """Group runs by algorithm and by the settings in which they differ; the keys are labels such as "ppo lr=0.001".
-
-    Runs on different environments can be in the same group. To find the settings in which runs differ, only runs of the
-    same algorithm on the same environment are compared, because presets depend on both.
-
-    Args:
-        runs: The runs.
-        by: Names of the settings by which to group; None: all settings in which runs differ.
-
-    Raises:
-        ConfigError: `by` names a setting that no run has.
-    """
-    if by is None:
-        by = ["algorithm", *_differing(runs)]
-    else:
-        known = set().union(*(run.settings for run in runs))
-        for name in by:
-            if name not in known:
-                raise ConfigError(f"no run has the setting {name!r}; the settings are {', '.join(sorted(known))}")
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        values = [(name, run.settings.get(name)) for name in by]
-        label = " ".join(_text(value) if name == "algorithm" else f"{name}={_text(value)}"
-                         for name, value in values if value is not None)
-        groups.setdefault(label or "runs", []).append(run)
-    return groups
-
-
-def _differing(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the settings in which runs of the same algorithm and environment differ."""
-    alike: dict[tuple[object, str], list[Run]] = {}
-    for run in runs:
-        alike.setdefault((run.settings.get("algorithm"), run.task), []).append(run)
-    names = sorted(set().union(*(run.settings for run in runs)))
-    return [name for name in names
-            if any(len({_text(run.settings.get(name)) for run in some}) > 1 for some in alike.values())]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def read_scores(
@@ -171,8 +134,7 @@ def read_scores(
 
     Raises:
         ConfigError: Groups have different tasks, tasks of a group have different numbers of runs, runs have no records,
-            a run ends before `at` or has its first record after it, or (without `at`) the lengths of the runs on a
-            task differ by more than 10 %.
+            or a run ends before `at` or has its first record after it.
     """
     if score not in SCORES:
         raise ConfigError(f"score must be one of {', '.join(SCORES)}; got {score!r}")
@@ -184,16 +146,23 @@ def read_scores(
                               f"{label!r} has {', '.join(by_task[label])}; leave out the other tasks")
     tasks = tuple(by_task[first])
     columns: dict[str, list[list[float]]] = {label: [] for label in by_task}
+    positions: list[float] = []
+    ends: list[tuple[float, float]] = []
     for task in tasks:
         curves = {label: [read_curve(run.path, x, y) for run in found[task]] for label, found in by_task.items()}
-        positions = [xs for some in curves.values() for xs, _ in some]
-        end = _end(task, x, [xs[-1] for xs in positions], at)
-        if (start := max(xs[0] for xs in positions)) > end:
+        columns_of_x = [xs for some in curves.values() for xs, _ in some]
+        shortest, longest = min(xs[-1] for xs in columns_of_x), max(xs[-1] for xs in columns_of_x)
+        if at is not None and at > shortest:
+            raise ConfigError(f"a run on {task} ends at {shortest:,.0f} {x}, before {at:,.0f}")
+        end = shortest if at is None else at
+        if (start := max(xs[0] for xs in columns_of_x)) > end:
             raise ConfigError(f"the first record of a run on {task} is at {start:,.0f} {x}, after {end:,.0f}")
+        positions.append(end)
+        ends.append((shortest, longest))
         for label, some in curves.items():
             columns[label].append([_score(xs, ys, score, end) for xs, ys in some])
     return {label: Scores(np.array(columns[label]).T, tasks,
-                          tuple(tuple(run.seed for run in found[task]) for task in tasks))
+                          tuple(tuple(run.seed for run in found[task]) for task in tasks), tuple(positions), tuple(ends))
             for label, found in by_task.items()}
 
 
@@ -207,19 +176,6 @@ def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
         raise ConfigError(f"{label!r} has different numbers of runs on its tasks ({counts}); leave out runs, or train "
                           "the missing ones")
     return found
-
-
-def _end(task: str, x: str, ends: Sequence[float], at: float | None) -> float:
-    """Return the position (such as a number of env steps) at which all runs on a task are scored; see `read_scores`."""
-    shortest, longest = min(ends), max(ends)
-    if at is not None:
-        if at > shortest:
-            raise ConfigError(f"a run on {task} ends at {shortest:,.0f} {x}, before {at:,.0f}")
-        return at
-    if shortest < (1.0 - _LENGTH_TOLERANCE) * longest:
-        raise ConfigError(f"the runs on {task} end between {shortest:,.0f} and {longest:,.0f} {x}; leave out the short "
-                          f"ones, or compare all runs at --at {shortest:.0f}")
-    return shortest
 
 
 def _score(xs: Sequence[float], ys: Sequence[float], score: str, end: float) -> float:

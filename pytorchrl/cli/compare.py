@@ -19,16 +19,20 @@ from pytorchrl.analysis import (
     read_scores,
 )
 from pytorchrl.analysis.aggregates import Array
+from pytorchrl.analysis.drawing import check_ending, letters
 from pytorchrl.analysis.plotting import plot_comparison
-from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
-from pytorchrl.cli.output import show, show_table
+from pytorchrl.cli.groups import HELP, add_group_arguments, add_picture_arguments, groups_of, picture_of
+from pytorchrl.cli.output import show, show_table, wrapped
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner.reporting import to_json
 
 _TITLES = {"iqm": "IQM", "median": "median", "mean": "mean", "gap": "optimality gap"}
+_AXES = {"env_steps": "env steps"}
+# Longer labels are replaced by letters in the tables.
+_LONGEST_LABEL = 20
 _HELP = HELP + """
-The runs on a task are scored at the same number of env steps. With runs on several tasks, --reference gives the scores
+The runs on a task are scored at the same number of env steps: where the shortest run ends, or at --at. With runs on several tasks, --reference gives the scores
 that count as 0 and 1, such as those of a random policy and of a human. Each group is compared with the first one, or
 with --baseline. Runs are compared in pairs if both groups have the same seeds.
 """
@@ -41,6 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: `--baseline` names no group, or the runs cannot be compared.
     """
     given = _parse(arguments)
+    check_ending(Path(given.output or ""))
     groups = groups_of(given.runs, given.by)
     baseline = given.baseline if given.baseline is not None else next(iter(groups))
     if baseline not in groups:
@@ -58,12 +63,12 @@ def run(arguments: Sequence[str]) -> int:
         show(to_json(_as_dict(scores, found, compared, baseline, given)))
     else:
         _show(scores, found, compared, baseline, given)
-    if given.output or not given.json:
-        output = Path(given.output or "comparison.png")
-        plot_comparison(values, output, confidence=given.confidence, gap=bool(given.reference),
-                        unit="normalized score" if given.reference else given.y.replace("_", " "))
+    if given.output:
+        plot_comparison(values, Path(given.output), confidence=given.confidence, gap=bool(given.reference),
+                        unit="normalized score" if given.reference else given.y,
+                        picture=picture_of(given, scores[baseline].tasks))
         if not given.json:
-            show("", f"wrote {output}")
+            show("", f"wrote {given.output}")
     return 0
 
 
@@ -107,36 +112,58 @@ def _as_dict(scores: Mapping[str, Scores], found: Mapping[str, Mapping[str, Esti
         "paired": one.paired, "statistic": given.statistic, "difference": one.difference.as_dict(),
         "mean_difference": one.mean_difference.as_dict(), "probability_of_improvement": one.improvement.as_dict(),
         "p_value": one.p_value, "seeds_needed": one.seeds_needed} for label, one in compared.items()}
-    return {"confidence": given.confidence, "score": given.score, "y": given.y, "groups": groups, "baseline": baseline,
+    first = scores[baseline]
+    return {"confidence": given.confidence, "score": given.score, "y": given.y, "x": given.x,
+            "scored_at": dict(zip(first.tasks, first.at, strict=True)), "groups": groups, "baseline": baseline,
             "comparisons": comparisons}
 
 
 def _show(scores: Mapping[str, Scores], found: Mapping[str, Mapping[str, Estimate]],
           compared: Mapping[str, Comparison], baseline: str, given: argparse.Namespace) -> None:
     titles = [_TITLES[name] for name in next(iter(found.values()))]
-    tasks = next(iter(scores.values())).tasks
-    show(f"{given.confidence:.0%} confidence intervals in brackets; tasks: {', '.join(tasks)}", "")
+    names = {label: label for label in scores}
+    show(f"{given.confidence * 100:g}% confidence intervals in brackets", *_positions(scores[baseline], given.x))
+    if max(map(len, scores)) > _LONGEST_LABEL:
+        names = dict(zip(scores, letters(len(scores)), strict=True))
+        show("", *(line for label, name in names.items() for line in wrapped(f"{name:3}{label}", indent=3)))
+    show("")
     show_table(["group", "runs", *titles], [
-        [label, str(own.values.size), *(f"{value:.4g}" for value in found[label].values())]
-        for label, own in scores.items()])
+        [names[label], str(own.values.size), *map(_estimated, found[label].values())] for label, own in scores.items()])
     if compared:
-        show("", f"compared with {baseline}:")
+        show("", f"compared with {names[baseline]}:")
         title = f"difference of {_TITLES[given.statistic]}"
-        show_table(["group", title, "difference of mean", "P(improvement)", "p", "test", "seeds for power 80 %"], [
-            [label, f"{one.difference:.4g}", f"{one.mean_difference:.4g}", f"{one.improvement:.2f}",
+        show_table(["group", title, "difference of mean", "P(improvement)", "p", "test", "seeds for power 80%"], [
+            [names[label], _estimated(one.difference), _estimated(one.mean_difference), f"{one.improvement:.2f}",
              "-" if math.isnan(one.p_value) else f"{one.p_value:.3g}", "paired t" if one.paired else "Welch's t",
              "-" if one.seeds_needed is None else str(one.seeds_needed)] for label, one in compared.items()])
     if min(len(own.values) for own in scores.values()) < 2:
         show("", "A group with a single run per task has no interval; train more seeds.")
 
 
+def _positions(scores: Scores, x: str) -> list[str]:
+    """Return lines that say where the runs on each task are scored; tasks with equal positions share a line."""
+    tasks: dict[str, list[str]] = {}
+    for task, at, (shortest, longest) in zip(scores.tasks, scores.at, scores.ends, strict=True):
+        where = "" if at < shortest else (
+            ", the end of all runs" if shortest == longest else f", the end of the shortest run (longest: {longest:,.0f})")
+        tasks.setdefault(f"scored at {at:,.0f} {_AXES.get(x, x)}{where}", []).append(task)
+    return [f"{', '.join(some)}: {text}" for text, some in tasks.items()]
+
+
+def _estimated(estimate: Estimate) -> str:
+    """Return an estimate with its interval, with three digits or in whole numbers, so that tables are narrow."""
+    numbers = [float(number) for number in (estimate.value, estimate.low, estimate.high)]
+    value, low, high = (f"{number:.0f}" if 100 <= abs(number) < 1e6 else f"{number:.3g}" for number in numbers)
+    return f"{value} [{low}, {high}]" if math.isfinite(numbers[1]) else value
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="pytorchrl compare", usage="pytorchrl compare RUN_DIR... | NAME=PATTERN... [flags]", epilog=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Compare groups of runs: statistics with confidence intervals, differences, tests, and a picture.")
+        description="Compare groups of runs: statistics with confidence intervals, differences and tests.")
     add_group_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [comparison.png; none with --json]")
+    add_picture_arguments(parser, "none")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
                         help="the score: the name of a number in metrics.jsonl, e.g. evaluation/return_mean "
                         "[return_mean]")
@@ -144,7 +171,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="last: the number at the end; area: its mean over the run (area under the curve) [last]")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="runs are scored at the same value of this number [env_steps]")
-    parser.add_argument("--at", type=float, metavar="NUMBER", help="score runs at this value of --x [their end]")
+    parser.add_argument("--at", type=float, metavar="NUMBER", help="score runs at this value of --x [the end of the shortest run]")
     parser.add_argument("--statistic", default="iqm", choices=tuple(STATISTICS),
                         help="statistic whose difference is shown; iqm is the interquartile mean [iqm]")
     parser.add_argument("--baseline", metavar="GROUP",
@@ -156,7 +183,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="confidence of the intervals [0.95]")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of tables")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser.parse(arguments)
+    given = parser.parse(arguments)
+    if not given.output and (given.title is not None or given.size):
+        parser.error("--title and --size are for the picture, which is only written with --output FILE")
+    return given
 
 
 def _reference(text: str) -> tuple[str, tuple[float, float]]:

@@ -1,15 +1,15 @@
-"""Read the groups of runs that are given as command-line arguments of `plot` and `compare`."""
+"""Read the arguments that `plot` and `compare` share: the groups of runs, and how the picture looks."""
 
 from __future__ import annotations
 
 import argparse
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pytorchrl.analysis import Run, group_runs, read_run
-from pytorchrl.analysis.plotting import labels
+from pytorchrl.analysis.plotting import Picture, labels
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import RUN_FILE
 
@@ -19,9 +19,10 @@ RUNS are directories of runs, in one of two forms:
   runs/a-1 runs/a-2 runs/b*       runs are grouped by algorithm and by the settings in which they differ, except seeds;
                                   --by NAME,... groups by these settings only
   new=runs/a* old='runs/b-[12]'   NAME=PATTERN puts the runs that match the pattern into the group NAME; several
-                                  patterns may have the same name
+                                  patterns may have the same name, and a name may have spaces
 """
-_NAMED = re.compile(r"([A-Za-z0-9][\w.+-]*)=(.+)", re.DOTALL)
+_NAMED = re.compile(r"([^\W_][^/=*?\[\]]*)=(.+)", re.DOTALL)
+_UNKNOWN_TASK = "env"
 
 
 def add_group_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +30,32 @@ def add_group_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="RUN_DIR or NAME=PATTERN, see below")
     parser.add_argument("--by", type=_names, metavar="NAME,...",
                         help="settings by which runs are grouped, or `run` for one group per run [all that differ]")
+
+
+def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
+    """Add `--output`, `--title` and `--size`; `output` says in the help what is written without `--output`."""
+    parser.add_argument("-o", "--output", metavar="FILE",
+                        help=f"the picture, a file that ends in .png, .pdf or .svg [{output}]")
+    parser.add_argument("--title", metavar="TEXT", help="text above the picture [the environment]")
+    parser.add_argument("--size", type=_size, metavar="WIDTHxHEIGHT",
+                        help="size in inches, such as 3.3x2.4 for a column of a paper, without the key of the groups, "
+                             "which is added below [by the content]")
+
+
+def picture_of(given: argparse.Namespace, tasks: Iterable[str], log: str = "") -> Picture:
+    """Return how the picture looks, with the names of the tasks as its title unless the user gave another."""
+    title = ", ".join(sorted(set(tasks) - {_UNKNOWN_TASK})) if given.title is None else given.title
+    return Picture(title, given.size, log)
+
+
+def _size(text: str) -> tuple[float, float]:
+    try:
+        width, height = map(float, text.split("x"))
+        return Picture(size=(width, height)).size or (width, height)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected WIDTHxHEIGHT in inches, such as 7x4.5; got {text!r}") from None
 
 
 def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[Run]]:
@@ -41,7 +68,7 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
     Raises:
         ConfigError: A directory contains no run, the two forms are mixed, or `by` is given with NAME=PATTERN.
     """
-    named = [(found[1], found[2]) for word in words if (found := _NAMED.fullmatch(word)) and not Path(word).exists()]
+    named = [(found[1], found[2]) for word in words if (found := _NAMED.fullmatch(word)) and found[1].isprintable() and not Path(word).exists()]
     if not named:
         paths = _paths(words)
         if by == ["run"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from pytorchrl.support.terminal import printable
@@ -19,26 +21,29 @@ def show_stderr(*lines: str) -> None:
         print(*map(printable, lines), sep="\n", file=sys.stderr)
 
 
-def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on standard output.
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return text in lines that fit the terminal, all but the first indented by `indent` spaces."""
+    return textwrap.wrap(printable(text), _width(), subsequent_indent=" " * indent, break_on_hyphens=False)
 
-    In a terminal, rich draws the table if rich is installed. Otherwise, the table is printed as aligned text.
+
+def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on standard output as aligned text.
+
+    If the table is wider than the terminal (80 columns if there is none), the columns that do not fit follow in further
+    tables, which repeat the first column.
     """
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.table import Table
-            from rich.text import Text
-        except ImportError:  # the extra `cli` is not installed
-            pass
-        else:
-            table = Table()
-            for cell in head:
-                table.add_column(Text(printable(cell)))
-            for row in rows:
-                table.add_row(*(Text(printable(cell)) for cell in row))
-            Console(file=sys.stdout).print(table)
-            return
     cells = [[printable(cell) for cell in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    show(*("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells))
+    first, *columns = [[cell.ljust(max(map(len, column))) for cell in column] for column in zip(*cells, strict=True)]
+    while columns:
+        count = 1
+        while count < len(columns) and len("  ".join((first[0], *(column[0] for column in columns[:count + 1])))) <= (
+                _width()):
+            count += 1
+        show(*("  ".join(row).rstrip() for row in zip(first, *columns[:count], strict=True)))
+        columns = columns[count:]
+        if columns:
+            show("")
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns

@@ -1,4 +1,4 @@
-"""Implement `pytorchrl plot RUNS...`: draw learning curves into a PNG or SVG file."""
+"""Implement `pytorchrl plot RUNS...`: draw learning curves into a PNG, PDF or SVG file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytorchrl.analysis import STATISTICS, Run
-from pytorchrl.analysis.plotting import plot_groups
-from pytorchrl.cli.groups import HELP, add_group_arguments, groups_of
+from pytorchrl.analysis.drawing import check_ending
+from pytorchrl.analysis.plotting import FEWEST_FOR_BAND, LOG_AXES, plot_groups
+from pytorchrl.cli.groups import HELP, add_group_arguments, add_picture_arguments, groups_of, picture_of
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 
@@ -16,11 +17,13 @@ from pytorchrl.cli.parsing import Parser
 def run(arguments: Sequence[str]) -> int:
     """Plot the runs and return the exit code."""
     given = _parse(arguments)
+    check_ending(Path(given.output or ""))
     groups = groups_of(given.runs, given.by)
     first = next(iter(groups.values()))[0].path
     output = Path(given.output) if given.output else first / "curve.png"
+    picture = picture_of(given, (run.task for runs in groups.values() for run in runs), given.log or "")
     plot_groups(_by_task(groups), output, x=given.x, y=given.y, statistic=STATISTICS[given.statistic],
-                smoothing=given.smooth, confidence=given.confidence)
+                smoothing=given.smooth, confidence=given.confidence, picture=picture)
     show(f"wrote {output}")
     return 0
 
@@ -39,13 +42,15 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="pytorchrl plot", usage="pytorchrl plot RUN_DIR... | NAME=PATTERN... [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP,
-        description="Draw learning curves into one picture: one line per group of runs, with its confidence interval.")
+        description="Draw learning curves into one picture: one line per group of runs, with its confidence interval, "
+                    f"or with its single runs as thin lines if there are fewer than {FEWEST_FOR_BAND}.")
     add_group_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG or SVG file [curve.png in the first RUN_DIR]")
+    add_picture_arguments(parser, "curve.png in the first RUN_DIR")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="horizontal axis [env_steps]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
                         help="vertical axis: the name of a number in metrics.jsonl, e.g. algorithm/loss [return_mean]")
+    parser.add_argument("--log", choices=LOG_AXES, help="axes with a logarithmic scale [none]")
     parser.add_argument("--statistic", default="iqm", choices=tuple(STATISTICS),
                         help="statistic over the runs of a group; iqm is the interquartile mean [iqm]")
     parser.add_argument("--smooth", type=float, default=0.02, metavar="FRACTION",
