@@ -8,7 +8,7 @@ import string
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.files.atomic import put_in_place
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Dashes = str | tuple[int, tuple[float, ...]]
+Dashes = Literal["-"] | tuple[int, tuple[float, ...]]
 Style = tuple[str, Dashes]
 """The color and the dashes of a line."""
 FORMATS = {"": "png", ".png": "png", ".pdf": "pdf", ".svg": "svg"}
@@ -33,8 +33,8 @@ _MARGIN, _HANDLE, _MARK, _GAP = 0.12, 0.42, 0.22, 0.3
 # Sizes of text in points, and the distance of two lines as a multiple of the size.
 _TITLE, _LABEL, _TICKS, _KEY, _NOTE, _SPACING = 11.0, 10.0, 9.0, 8.0, 7.0, 1.45
 _POINTS, _DPI, _LINE = 72.0, 200, 1.6  # points per inch, pixels per inch of a PNG file, points of a line's width
-# `pdf.fonttype` 42 embeds fonts that journals accept. The salt makes an SVG file depend only on what it shows.
-_SAVING = {"pdf.fonttype": 42, "svg.hashsalt": "pytorchrl"}
+_APART = 1.4  # distance of two letters at the ends of lines, as a multiple of their size
+_HINTING = 1.04  # letters are moved to whole pixels, which makes texts wider than their outlines
 
 
 def style_of(place: int) -> Style:
@@ -91,7 +91,6 @@ class Canvas:
         check_ending(output)
         try:
             # This avoids pyplot, which would choose a display backend and keep references to all figures.
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
         except ImportError:
             raise ConfigError(f"plots need the extra `plots`: {install_hint('plots')}") from None
@@ -100,7 +99,6 @@ class Canvas:
         self._note = ""
         self._ends: tuple[Axes, Sequence[End]] | None = None
         self._figure: Figure = Figure(figsize=size, layout="constrained")
-        self._renderer = FigureCanvasAgg(self._figure).get_renderer()
         if title:
             self._figure.suptitle("\n".join(self._wrapped(title, size[0] - 2 * _MARGIN, _TITLE)), fontsize=_TITLE)
 
@@ -153,13 +151,15 @@ class Canvas:
         form = FORMATS[self._output.suffix.lower()]
         dates = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
         try:
-            with rc_context(_SAVING), put_in_place(self._output) as file:
+            # Type 42 embeds fonts that journals accept. With the salt, an SVG file depends only on what it shows.
+            with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "pytorchrl"}), put_in_place(self._output) as file:
                 self._figure.savefig(file, format=form, dpi=_DPI, metadata=dates[form])
         except OSError as error:
             raise ConfigError(f"{str(self._output)!r} cannot be written: {error}") from error
 
     def lay_out(self) -> Figure:
         """Make room for the key, place the key and all letters, and return the figure."""
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
         rows = self._rows()
         line = _SPACING / _POINTS
         heights = [_KEY * line * max(len(lines) for _, lines in row) for row in rows]
@@ -167,9 +167,8 @@ class Canvas:
         below = sum(heights) + _NOTE * line * len(note) + (1.5 * _MARGIN if rows or note else 0.0)
         width, height = self._size
         self._figure.set_size_inches(width, height + below)
-        engine = self._figure.get_layout_engine()
-        assert engine is not None
-        engine.set(rect=(0, below / (height + below), 1, height / (height + below)))
+        self._figure.set_layout_engine(ConstrainedLayoutEngine(
+            rect=(0, below / (height + below), 1, height / (height + below))))
         top = below - _MARGIN / 2
         for row, used in zip(rows, heights, strict=True):
             for column, (entry, lines) in enumerate(row):
@@ -224,16 +223,18 @@ class Canvas:
         pixels = self._figure.dpi / _POINTS
         found = axes.transData.transform([(end.x, end.y) for end in ends])[:, 1]
         low, high = axes.bbox.y0, axes.bbox.y1
-        step = min(1.2 * _KEY * pixels, (high - low) / len(ends))
+        step = min(_APART * _KEY * pixels, (high - low) / len(ends))
         order = sorted(range(len(ends)), key=lambda place: found[place])
         for number, y in zip(order, spread([found[place] for place in order], step, low, high), strict=True):
             texts[number].set_position((4, (y - found[number]) / pixels))
+            texts[number].set_fontsize(step / pixels / _APART)
 
     def _width(self, text: str, points: float) -> float:
         """Return the width of a line of text in inches."""
         from matplotlib.font_manager import FontProperties
-        return float(self._renderer.get_text_width_height_descent(
-            printable(text), FontProperties(size=points), False)[0]) / self._figure.dpi
+        from matplotlib.textpath import text_to_path
+        width, _, _ = text_to_path.get_text_width_height_descent(printable(text), FontProperties(size=points), False)
+        return float(width) * _HINTING / _POINTS
 
     def _wrapped(self, text: str, width: float, points: float) -> list[str]:
         """Return a text in lines that are at most `width` inches wide; [] if it is empty."""

@@ -15,7 +15,7 @@ _DERIVED = frozenset(("col_execution", "grad_execution", "runtime", "col_in_flig
                       "max_replay_ratio"))
 # Derived settings that stand among those of `train`, because they come from the preset.
 _OF_PRESETS = frozenset(("min_replay_ratio", "max_replay_ratio"))
-# The settings that together make one word such as "async ×2": (word before, number of workers, communication).
+# The settings that together make one word such as "async" and a number: (word before, number, communication).
 _WORKERS = (("", "num_col_workers", "col_communication"), ("grad ", "num_grad_workers", "grad_communication"),
             ("replay ", "num_replay_workers", ""))
 _SHORT = {"synchronous": "sync", "asynchronous": "async"}
@@ -25,9 +25,9 @@ _MOST_LISTED = 30
 def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str, list[Run]]:
     """Group runs by algorithm and by the settings in which they differ; the keys are labels such as "ppo lr=0.001".
 
-    Labels are short: "async ×2" stands for two asynchronous collection workers, "grad sync ×2" for two synchronous
-    gradient workers, "replay ×2" for two replay shards, and "envs=8" for `num_envs=8`. A label shows only settings
-    that were given to `train` or come from its preset, not those that follow from others.
+    Labels are short: "async" or "sync" and a multiplication sign stand for the collection workers and their number, the
+    same words after "grad" for gradient workers, "replay" for replay shards, and "envs=8" for `num_envs=8`. A label
+    shows only settings that were given to `train` or come from its preset, not those that follow from others.
 
     Runs on different environments can be in the same group. To find the settings in which runs differ, only runs of the
     same algorithm on the same environment are compared, because presets depend on both.
@@ -101,7 +101,7 @@ def _label(runs: Sequence[Run], names: Sequence[str], *, is_asked: bool) -> str:
     shown = {name: settings.get(name) for name in names if name == "algorithm" or (
         is_asked and settings.get(name) is not None) or any(
         name in (run.given or run.settings) for run in runs)}
-    if not is_asked:  # "×2" is shown with the communication, and the communication with the number
+    if not is_asked:  # a number is shown with its communication, and the communication with its number
         for _, count, communication in _WORKERS:
             if communication and (count in shown or communication in shown):
                 shown |= {name: settings.get(name) for name in (count, communication)}
@@ -113,12 +113,12 @@ def _label(runs: Sequence[Run], names: Sequence[str], *, is_asked: bool) -> str:
 
 
 def _workers(shown: dict[str, object]) -> list[str]:
-    """Take the settings of workers out of `shown`, and return them in words such as "async ×2"."""
+    """Take the settings of workers out of `shown`, and return them in words such as "async" with a number."""
     words = []
     for prefix, count, communication in _WORKERS:
         number, how = shown.pop(count, None), shown.pop(communication, None)
         parts = [_SHORT.get(str(how), str(how))] if how is not None else []
-        parts += [f"×{number}"] if number is not None else []
+        parts += [f"\N{MULTIPLICATION SIGN}{number}"] if number is not None else []
         words += [prefix + " ".join(parts)] if parts else []
     return words
 

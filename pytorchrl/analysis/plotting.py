@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Picture:
 
 def plot_runs(
     run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y: str = "return_mean",
-    picture: Picture = Picture(),  # noqa: B008 - it is frozen
+    picture: Picture = Picture(),
 ) -> None:
     """Draw one line per run into a PNG, PDF or SVG file; see `plot_groups`."""
     groups = {label: [run_dir] for label, run_dir in zip(labels(run_dirs), run_dirs, strict=True)}
@@ -76,7 +76,7 @@ def plot_runs(
 def plot_groups(
     groups: Mapping[str, Sequence[Path]], output: Path, *, x: str = "env_steps", y: str = "return_mean",
     statistic: Statistic = iqm, smoothing: float = 0.0, confidence: float = 0.95,
-    picture: Picture = Picture(),  # noqa: B008 - it is frozen
+    picture: Picture = Picture(),
 ) -> None:
     """Draw one line per group of runs into a PNG, PDF or SVG file, with a band that shows the confidence interval.
 
@@ -162,13 +162,15 @@ def _scale(axes: Axes, log: str, x: str) -> None:
     if "y" in log:
         axes.set_yscale("log")
     axes.autoscale_view()
-    for name, axis, limits in (("x", axes.xaxis, axes.get_xlim()), ("y", axes.yaxis, axes.get_ylim())):
+    scaled: tuple[tuple[Literal["x", "y"], Axis, tuple[float, float]], ...] = (
+        ("x", axes.xaxis, axes.get_xlim()), ("y", axes.yaxis, axes.get_ylim()))
+    for name, axis, limits in scaled:
         if name in log:
             _log_ticks(axis, *limits)
         elif name == "x" and max(map(abs, limits)) >= 1e4:
             axis.set_major_formatter(lambda value, _: compact(value))
         else:
-            axis.get_major_formatter().set_useOffset(False)
+            axes.ticklabel_format(axis=name, useOffset=False)
     axes.grid(alpha=0.3)
 
 
@@ -212,7 +214,7 @@ def _note(counts: set[int], statistic: Statistic, confidence: float) -> str:
 
 def plot_comparison(
     groups: Mapping[str, Array], output: Path, *, confidence: float = 0.95, gap: bool = False, unit: str = "score",
-    picture: Picture = Picture(),  # noqa: B008 - it is frozen
+    picture: Picture = Picture(),
 ) -> None:
     """Draw IQM, median and mean of each group with intervals, and performance profiles, into a PNG, PDF or SVG file.
 
@@ -247,7 +249,7 @@ def plot_comparison(
         axes.set(yticks=range(len(groups)), yticklabels=list(map(plain, marks if by_letter else groups)),
                  ylim=(len(groups) - 0.5, -0.5))
         axes.set_title(title, fontsize=9)
-        axes.xaxis.get_major_locator().set_params(nbins=4)
+        axes.locator_params(axis="x", nbins=4)
         axes.grid(alpha=0.3, axis="x")
     _draw_profiles(bottom, groups, confidence)
     bottom.set(xlabel=canvas.fitted(f"threshold of {_named(unit)}"), ylabel="runs above")

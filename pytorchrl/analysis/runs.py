@@ -161,9 +161,9 @@ def read_scores(
         ends.append((shortest, longest))
         for label, some in curves.items():
             columns[label].append([_score(xs, ys, score, end) for xs, ys in some])
-    return {label: Scores(np.array(columns[label]).T, tasks,
-                          tuple(tuple(run.seed for run in found[task]) for task in tasks), tuple(positions), tuple(ends))
-            for label, found in by_task.items()}
+    return {label: Scores(
+        np.array(columns[label]).T, tasks, tuple(tuple(run.seed for run in found[task]) for task in tasks),
+        tuple(positions), tuple(ends)) for label, found in by_task.items()}
 
 
 def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -32,9 +32,9 @@ _AXES = {"env_steps": "env steps"}
 # Longer labels are replaced by letters in the tables.
 _LONGEST_LABEL = 20
 _HELP = HELP + """
-The runs on a task are scored at the same number of env steps: where the shortest run ends, or at --at. With runs on several tasks, --reference gives the scores
-that count as 0 and 1, such as those of a random policy and of a human. Each group is compared with the first one, or
-with --baseline. Runs are compared in pairs if both groups have the same seeds.
+The runs on a task are scored at the same number of env steps: where the shortest run ends, or at --at. With runs on
+several tasks, --reference gives the scores that count as 0 and 1, such as those of a random policy and of a human. Each
+group is compared with the first one, or with --baseline. Runs are compared in pairs if both groups have the same seeds.
 """
 
 
@@ -144,8 +144,8 @@ def _positions(scores: Scores, x: str) -> list[str]:
     """Return lines that say where the runs on each task are scored; tasks with equal positions share a line."""
     tasks: dict[str, list[str]] = {}
     for task, at, (shortest, longest) in zip(scores.tasks, scores.at, scores.ends, strict=True):
-        where = "" if at < shortest else (
-            ", the end of all runs" if shortest == longest else f", the end of the shortest run (longest: {longest:,.0f})")
+        end = "all runs" if shortest == longest else f"the shortest run (longest: {longest:,.0f})"
+        where = f", the end of {end}" if at == shortest else ""
         tasks.setdefault(f"scored at {at:,.0f} {_AXES.get(x, x)}{where}", []).append(task)
     return [f"{', '.join(some)}: {text}" for text, some in tasks.items()]
 
@@ -171,7 +171,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="last: the number at the end; area: its mean over the run (area under the curve) [last]")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="runs are scored at the same value of this number [env_steps]")
-    parser.add_argument("--at", type=float, metavar="NUMBER", help="score runs at this value of --x [the end of the shortest run]")
+    parser.add_argument("--at", type=float, metavar="NUMBER",
+                        help="score runs at this value of --x [the end of the shortest run]")
     parser.add_argument("--statistic", default="iqm", choices=tuple(STATISTICS),
                         help="statistic whose difference is shown; iqm is the interquartile mean [iqm]")
     parser.add_argument("--baseline", metavar="GROUP",

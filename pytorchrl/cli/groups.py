@@ -68,7 +68,8 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
     Raises:
         ConfigError: A directory contains no run, the two forms are mixed, or `by` is given with NAME=PATTERN.
     """
-    named = [(found[1], found[2]) for word in words if (found := _NAMED.fullmatch(word)) and found[1].isprintable() and not Path(word).exists()]
+    named = [(found[1], found[2]) for word in words
+             if (found := _NAMED.fullmatch(word)) and found[1].isprintable() and not Path(word).exists()]
     if not named:
         paths = _paths(words)
         if by == ["run"]:

@@ -1,55 +1,14 @@
-"""Tests of grouping runs by their settings, and of reading their scores."""
+"""Tests of reading runs and their scores."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 
 import pytest
 
-from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.analysis import group_runs, read_curve, read_run, read_scores
 from pytorchrl.errors import ConfigError
-from pytorchrl.learner.options import LearnerOptions
-
-
-def groups_of(*run_dirs, by=None):
-    return {label: [run.path.name for run in runs] for label, runs in group_runs(list(map(read_run, run_dirs)),
-                                                                                 by).items()}
-
-
-def test_runs_that_differ_only_by_seed_and_files_are_one_group(make_run):
-    runs = [make_run(f"a-{seed}", seed=seed, lr=1e-3, progress=seed == 1) for seed in (1, 2)]
-    assert groups_of(*runs) == {"ppo": ["a-1", "a-2"]}
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(LearnerOptions)])
-def test_options_of_the_learner_without_effect_on_training_make_no_groups(make_run, name):
-    runs = [make_run("a"), make_run("b", **({} if name == "log_dir" else {name: 3}))]
-    if name == "target_steps":  # schedules depend on it
-        assert groups_of(*runs) == {"ppo": ["a"], "ppo target_steps=3": ["b"]}
-    elif name not in ("callbacks", "on_callback_error", "callback_timeout_s"):  # run.json does not contain these
-        assert groups_of(*runs) == {"ppo": ["a", "b"]}
-
-
-def test_groups_are_named_after_the_settings_in_which_runs_differ(make_run):
-    runs = [make_run(f"{lr}-{seed}", seed=seed, lr=lr, gamma=0.9) for lr in (0.1, 0.2) for seed in (1, 2)]
-    assert groups_of(*runs) == {"ppo lr=0.1": ["0.1-1", "0.1-2"], "ppo lr=0.2": ["0.2-1", "0.2-2"]}
-    runs.append(make_run("scheme", lr=0.1, gamma=0.9, scheme={"num_col_workers": 2}))
-    assert list(groups_of(*runs)) == ["ppo lr=0.1", "ppo lr=0.2", "ppo lr=0.1 num_col_workers=2"]
-
-
-def test_presets_of_algorithms_and_environments_do_not_make_groups(make_run):
-    runs = [make_run("a", lr=0.1), make_run("b", lr=0.2, env="Pong"), make_run("c", algorithm="dqn", size=5)]
-    assert groups_of(*runs) == {"ppo": ["a", "b"], "dqn": ["c"]}
-
-
-def test_settings_that_make_groups_can_be_chosen(make_run):
-    runs = [make_run("a", lr=0.1, gamma=0.9), make_run("b", lr=0.1, gamma=0.8), make_run("c", lr=0.3, gamma=0.8)]
-    assert groups_of(*runs, by=["gamma"]) == {"gamma=0.9": ["a"], "gamma=0.8": ["b", "c"]}
-    with pytest.raises(ConfigError, match="no run has the setting 'gama'; the settings are algorithm, gamma, lr"):
-        groups_of(*runs, by=["gama"])
 
 
 def test_scores_have_a_row_per_seed_and_a_column_per_task(make_run):
@@ -67,6 +26,18 @@ def test_runs_are_scored_at_the_same_number_of_env_steps(make_run):
     assert [float(of.values[0, 0]) for of in read_scores(groups).values()] == [95.0, 95.0]
     assert [float(of.values[0, 0]) for of in read_scores(groups, at=50).values()] == [50.0, 50.0]
     assert [float(of.values[0, 0]) for of in read_scores(groups, score="area", at=50).values()] == [25.0, 25.0]
+
+
+def test_runs_of_any_lengths_are_scored_where_the_shortest_ends(make_run):
+    """Check the scores, and that they say where they were taken: one task has runs of 50 and 100 steps."""
+    long, short = read_run(make_run("long", final=10.0)), read_run(make_run("short", steps=50, final=3.0))
+    pong = [read_run(make_run(f"pong-{seed}", env="Pong", seed=seed, steps=80)) for seed in (1, 2)]
+    found = read_scores({"a": [long, short, *pong]})["a"]
+    assert found.values[:, 0].tolist() == [5.0, 3.0]
+    assert (found.tasks, found.at, found.ends) == (("CartPole-v1", "Pong"), (50.0, 80.0), ((50.0, 100.0), (80.0, 80.0)))
+    found = read_scores({"a": [long], "b": [short]}, at=20)
+    assert {label: (own.values.tolist(), own.at, own.ends) for label, own in found.items()} == {
+        "a": ([[2.0]], (20,), ((50.0, 100.0),)), "b": ([[1.2]], (20,), ((50.0, 100.0),))}
 
 
 @pytest.mark.parametrize("score", ["last", "area"])
@@ -94,8 +65,6 @@ def test_groups_are_paired_if_their_tasks_have_the_same_distinct_seeds(make_run)
 
 def test_groups_that_cannot_be_compared_are_refused(make_run):
     long, short = read_run(make_run("long")), read_run(make_run("short", steps=50))
-    with pytest.raises(ConfigError, match=r"between 50 and 100 env_steps.*--at 50"):
-        read_scores({"a": [long, short]})
     assert read_scores({"a": [long, short]}, at=50)["a"].values.shape == (2, 1)
     with pytest.raises(ConfigError, match="ends at 50 env_steps, before 70"):
         read_scores({"a": [long, short]}, at=70)
@@ -108,22 +77,6 @@ def test_groups_that_cannot_be_compared_are_refused(make_run):
     assert read_scores({"a": [long, other]})["a"].values.shape == (1, 2)
     with pytest.raises(ConfigError, match="score must be one of last, area; got 'best'"):
         read_scores({"a": [long]}, score="best")
-
-
-def test_runs_composed_in_python_are_grouped_by_the_options_of_their_parts(tmp_path):
-    def trained(name, **options):
-        envs = VecEnv.create_factory("CartPole-v1")
-        actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,))
-        scheme = Scheme(PPO.create_factory(num_epochs=1, num_mini_batch=1, **options), actor,
-                        GAEBuffer.create_factory(8), envs, seed=1)
-        with Learner(scheme, target_steps=8, log_dir=tmp_path / name, progress=False) as learner:
-            learner.train()
-        return read_run(tmp_path / name)
-    runs = [trained("a", lr=1e-3), trained("b", lr=1e-2), trained("c", lr=1e-3)]
-    groups = group_runs(runs)
-    assert {label: [run.path.name for run in group] for label, group in groups.items()} == {
-        "ppo lr=0.001": ["a", "c"], "ppo lr=0.01": ["b"]}
-    assert {run.task for run in runs} == {"CartPole-v1"}
 
 
 def test_a_damaged_description_is_refused(make_run):
