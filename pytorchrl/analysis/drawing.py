@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import string
 import textwrap
@@ -33,7 +34,7 @@ _MARGIN, _HANDLE, _MARK, _GAP = 0.12, 0.42, 0.22, 0.3
 # Sizes of text in points, and the distance of two lines as a multiple of the size.
 _TITLE, _LABEL, _TICKS, _KEY, _NOTE, _SPACING = 11.0, 10.0, 9.0, 8.0, 7.0, 1.45
 _POINTS, _DPI, _LINE = 72.0, 200, 1.6  # points per inch, pixels per inch of a PNG file, points of a line's width
-_APART = 1.4  # distance of two letters at the ends of lines, as a multiple of their size
+_APART = 1.15  # distance of two letters at the ends of lines, as a multiple of their size
 _HINTING = 1.04  # letters are moved to whole pixels, which makes texts wider than their outlines
 
 
@@ -100,7 +101,7 @@ class Canvas:
         self._ends: tuple[Axes, Sequence[End]] | None = None
         self._figure: Figure = Figure(figsize=size, layout="constrained")
         if title:
-            self._figure.suptitle("\n".join(self._wrapped(title, size[0] - 2 * _MARGIN, _TITLE)), fontsize=_TITLE)
+            self._figure.suptitle("\n".join(wrapped(title, size[0] - 2 * _MARGIN, _TITLE)), fontsize=_TITLE)
 
     def axes(self, columns: int = 0, heights: tuple[float, float] = (0.0, 1.0)) -> list[Axes]:
         """Add axes, and return them from left to right and top to bottom.
@@ -122,11 +123,11 @@ class Canvas:
 
     def widest(self, texts: Iterable[str]) -> float:
         """Return the width of the widest text in the key as a fraction of the picture's width."""
-        return max(self._width(text, _KEY) for text in texts) / self._size[0]
+        return max(width_of(text, _KEY) for text in texts) / self._size[0]
 
     def fitted(self, text: str, *, is_upright: bool = False) -> str:
         """Return the label of a horizontal or an upright axis, in lines that are not longer than the axis."""
-        return "\n".join(self._wrapped(text, 0.7 * self._size[is_upright], _LABEL))
+        return "\n".join(wrapped(text, 0.7 * self._size[is_upright], _LABEL))
 
     def add_key(self, entries: Sequence[Entry]) -> None:
         """Name the groups below the axes, in as many columns as fit."""
@@ -163,7 +164,7 @@ class Canvas:
         rows = self._rows()
         line = _SPACING / _POINTS
         heights = [_KEY * line * max(len(lines) for _, lines in row) for row in rows]
-        note = self._wrapped(self._note, self._size[0] - 2 * _MARGIN, _NOTE)
+        note = wrapped(self._note, self._size[0] - 2 * _MARGIN, _NOTE)
         below = sum(heights) + _NOTE * line * len(note) + (1.5 * _MARGIN if rows or note else 0.0)
         width, height = self._size
         self._figure.set_size_inches(width, height + below)
@@ -186,7 +187,7 @@ class Canvas:
         available = self._size[0] - 2 * _MARGIN - self._indent
         fit = max(1, int((self._size[0] - _MARGIN) / self._column))
         columns = math.ceil(len(self._key) / math.ceil(len(self._key) / fit))  # rows of similar lengths
-        found = [(entry, self._wrapped(entry.text, available, _KEY)) for entry in self._key]
+        found = [(entry, wrapped(entry.text, available, _KEY)) for entry in self._key]
         return [found[start:start + columns] for start in range(0, len(found), columns)]
 
     @property
@@ -197,7 +198,7 @@ class Canvas:
     @property
     def _column(self) -> float:
         """Width of a column of the key, in inches."""
-        return self._indent + max(self._width(entry.text, _KEY) for entry in self._key) + _GAP
+        return self._indent + max(width_of(entry.text, _KEY) for entry in self._key) + _GAP
 
     def _draw_entry(self, left: float, top: float, entry: Entry, lines: Sequence[str]) -> None:
         """Draw an entry of the key at a position that is given in inches from the lower left corner."""
@@ -229,21 +230,24 @@ class Canvas:
             texts[number].set_position((4, (y - found[number]) / pixels))
             texts[number].set_fontsize(step / pixels / _APART)
 
-    def _width(self, text: str, points: float) -> float:
-        """Return the width of a line of text in inches."""
-        from matplotlib.font_manager import FontProperties
-        from matplotlib.textpath import text_to_path
-        width, _, _ = text_to_path.get_text_width_height_descent(printable(text), FontProperties(size=points), False)
-        return float(width) * _HINTING / _POINTS
 
-    def _wrapped(self, text: str, width: float, points: float) -> list[str]:
-        """Return a text in lines that are at most `width` inches wide; [] if it is empty."""
-        text = printable(text)
-        most, lines = len(text), [text] if text else []
-        while most > 1 and any(self._width(line, points) > width for line in lines):
-            most -= max(1, most // 20)
-            lines = textwrap.wrap(text, most)
-        return list(map(plain, lines))
+@functools.lru_cache(maxsize=4096)
+def width_of(text: str, points: float) -> float:
+    """Return the width of a line of text in inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+    width, _, _ = text_to_path.get_text_width_height_descent(printable(text), FontProperties(size=points), False)
+    return float(width) * _HINTING / _POINTS
+
+
+def wrapped(text: str, width: float, points: float) -> list[str]:
+    """Return a text in lines that are at most `width` inches wide; [] if it is empty."""
+    text = printable(text)
+    most, lines = len(text), [text] if text else []
+    while most > 1 and (widest := max(width_of(line, points) for line in lines)) > width:
+        most = min(most - 1, int(max(map(len, lines)) * width / widest) + 1)
+        lines = textwrap.wrap(text, most)
+    return list(map(plain, lines))
 
 
 def plain(text: str) -> str:
@@ -252,7 +256,7 @@ def plain(text: str) -> str:
 
 
 def spread(places: Sequence[float], step: float, low: float, high: float) -> list[float]:
-    """Move places apart, as little as needed, until neighbors have a distance of at least `step`.
+    """Move places apart until neighbors have a distance of at least `step`; the sum of squared moves is the smallest.
 
     Args:
         places: The places in increasing order.
@@ -263,11 +267,13 @@ def spread(places: Sequence[float], step: float, low: float, high: float) -> lis
     Returns:
         The new places, in the same order.
     """
-    found: list[float] = []
-    for place in places:
-        found.append(max(place, found[-1] + step if found else low))
-    ceiling = high
-    for number in range(len(found) - 1, -1, -1):
-        found[number] = min(found[number], ceiling)
-        ceiling = found[number] - step
-    return found
+    blocks: list[tuple[float, int]] = []  # mean and number of neighboring places, each minus its number times the step
+    for number, place in enumerate(places):
+        mean, count = place - number * step, 1
+        while blocks and blocks[-1][0] > mean:
+            before, others = blocks.pop()
+            mean, count = (mean * count + before * others) / (count + others), count + others
+        blocks.append((mean, count))
+    most = high - step * (len(places) - 1)
+    starts = [min(max(mean, low), most) for mean, count in blocks for _ in range(count)]
+    return [start + number * step for number, start in enumerate(starts)]

@@ -144,10 +144,10 @@ def _positions(scores: Scores, x: str) -> list[str]:
     """Return lines that say where the runs on each task are scored; tasks with equal positions share a line."""
     tasks: dict[str, list[str]] = {}
     for task, at, (shortest, longest) in zip(scores.tasks, scores.at, scores.ends, strict=True):
-        end = "all runs" if shortest == longest else f"the shortest run (longest: {longest:,.0f})"
-        where = f", the end of {end}" if at == shortest else ""
+        end = "all runs" if shortest == longest else f"shortest run; longest: {longest:,.0f}"
+        where = f" ({end})" if at == shortest else ""
         tasks.setdefault(f"scored at {at:,.0f} {_AXES.get(x, x)}{where}", []).append(task)
-    return [f"{', '.join(some)}: {text}" for text, some in tasks.items()]
+    return [line for text, some in tasks.items() for line in wrapped(f"{', '.join(some)}: {text}", indent=2)]
 
 
 def _estimated(estimate: Estimate) -> str:

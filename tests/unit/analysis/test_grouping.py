@@ -46,7 +46,7 @@ def test_groups_are_named_after_the_settings_in_which_runs_differ(make_run):
     runs = [make_run(f"{lr}-{seed}", seed=seed, lr=lr, gamma=0.9) for lr in (0.1, 0.2) for seed in (1, 2)]
     assert groups_of(*runs) == {"ppo lr=0.1": ["0.1-1", "0.1-2"], "ppo lr=0.2": ["0.2-1", "0.2-2"]}
     runs.append(make_run("scheme", lr=0.1, gamma=0.9, num_col_workers=2))
-    assert list(groups_of(*runs)) == ["ppo lr=0.1", "ppo lr=0.2", "ppo lr=0.1 *2"]
+    assert list(groups_of(*runs)) == ["ppo lr=0.1", "ppo lr=0.2", "ppo *2 lr=0.1"]
 
 
 def test_presets_of_algorithms_and_environments_do_not_make_groups(make_run):

@@ -46,7 +46,7 @@ def test_compare_prints_statistics_and_comparisons_and_draws_a_picture_only_if_a
     assert (code, err) == (0, "")
     lines = [line.split("  ") for line in out.splitlines()]
     assert any(line[0] == "new" and "88.3 [" in "".join(line) for line in lines)
-    assert "CartPole-v1: scored at 100 env steps, the end of all runs\n" in out
+    assert "CartPole-v1: scored at 100 env steps (all runs)\n" in out
     assert "compared with old:" in out
     assert "paired t" in out
     assert set(tmp_path.rglob("*")) == files
@@ -62,7 +62,7 @@ def test_compare_takes_the_length_of_the_shortest_run_and_says_so(capsys, runs, 
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
     code, out, _ = run(capsys, "compare", *runs)
     assert code == 0
-    assert out.splitlines()[1] == "CartPole-v1: scored at 40 env steps, the end of the shortest run (longest: 100)"
+    assert out.splitlines()[1] == "CartPole-v1: scored at 40 env steps (shortest run; longest: 100)"
     assert json.loads(run(capsys, "compare", *runs, "--json")[1])["scored_at"] == {"CartPole-v1": 40}
     assert "scored at 20 env steps\n" in run(capsys, "compare", *runs, "--at", 20)[1]
 
