@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
+from pytorchrl.support.code import import_extra
 from pytorchrl.support.terminal import printable
 
 if TYPE_CHECKING:
@@ -90,11 +91,9 @@ class Canvas:
 
     def __init__(self, output: Path, size: tuple[float, float], title: str) -> None:
         check_ending(output)
-        try:
-            # This avoids pyplot, which would choose a display backend and keep references to all figures.
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ConfigError(f"plots need the extra `plots`: {install_hint('plots')}") from None
+        import_extra("matplotlib.figure", "plots", "a plot")
+        # This avoids pyplot, which would choose a display backend and keep references to all figures.
+        from matplotlib.figure import Figure
         self._output, self._size = output, size
         self._key: Sequence[Entry] = ()
         self._note = ""
