@@ -32,9 +32,11 @@ _AXES = {"env_steps": "env steps"}
 # Longer labels are replaced by letters in the tables.
 _LONGEST_LABEL = 20
 _HELP = HELP + """
-The runs on a task are scored at the same number of env steps: where the shortest run ends, or at --at. With runs on
-several tasks, --reference gives the scores that count as 0 and 1, such as those of a random policy and of a human. Each
-group is compared with the first one, or with --baseline. Runs are compared in pairs if both groups have the same seeds.
+The runs on a task are scored at the same number of env steps: where the
+shortest run ends, or at --at. With runs on several tasks, --reference gives the
+scores that count as 0 and 1, such as those of a random policy and of a human.
+Each group is compared with the first one, or with --baseline. Runs are compared
+in pairs if both groups have the same seeds.
 """
 
 
@@ -161,7 +163,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="pytorchrl compare", usage="pytorchrl compare RUN_DIR... | NAME=PATTERN... [flags]", epilog=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Compare groups of runs: statistics with confidence intervals, differences and tests.")
+        description="Compare groups of runs: statistics with intervals, differences and tests.")
     add_group_arguments(parser)
     add_picture_arguments(parser, "none")
     parser.add_argument("--y", default="return_mean", metavar="NAME",

@@ -16,10 +16,12 @@ from pytorchrl.files.run_directory import RUN_FILE
 HELP = """\
 RUNS are directories of runs, in one of two forms:
 
-  runs/a-1 runs/a-2 runs/b*       runs are grouped by algorithm and by the settings in which they differ, except seeds;
-                                  --by NAME,... groups by these settings only
-  new=runs/a* old='runs/b-[12]'   NAME=PATTERN puts the runs that match the pattern into the group NAME; several
-                                  patterns may have the same name, and a name may have spaces
+  runs/a-1 runs/b*   runs are grouped by algorithm and by the settings in which
+                     they differ, except seeds; --by NAME,... groups by these
+                     settings only
+  'new net=runs/a*' old=runs/b-[12]
+                     NAME=PATTERN puts the runs that match the pattern into the
+                     group NAME; several patterns may have the same name
 """
 _NAMED = re.compile(r"([^\W_][^/=*?\[\]]*)=(.+)", re.DOTALL)
 _UNKNOWN_TASK = "env"

@@ -42,8 +42,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="pytorchrl plot", usage="pytorchrl plot RUN_DIR... | NAME=PATTERN... [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP,
-        description="Draw learning curves into one picture: one line per group of runs, with its confidence interval, "
-                    f"or with its single runs as thin lines if there are fewer than {FEWEST_FOR_BAND}.")
+        description="Draw learning curves into one picture: one line per group of runs, with its\n"
+                    f"confidence interval, or its single runs if there are fewer than {FEWEST_FOR_BAND}.")
     add_group_arguments(parser)
     add_picture_arguments(parser, "curve.png in the first RUN_DIR")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),

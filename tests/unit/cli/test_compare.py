@@ -196,6 +196,14 @@ def test_the_name_of_a_group_has_no_control_characters(capsys, runs):
     assert out == ""
 
 
+@pytest.mark.parametrize("command", ["plot", "compare"])
+def test_the_help_fits_80_columns(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, command, "--help")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "'new net=runs/a*'" in out
+
+
 def test_the_help_names_a_number_of_evaluated_runs(capsys, tmp_path):
     _, out, _ = run(capsys, "compare", "--help")
     name = re.findall(r"e\.g\.\s+(\S+)\s+\[return_mean\]", out)[0]
