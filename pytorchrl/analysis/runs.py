@@ -146,24 +146,24 @@ def read_scores(
                               f"{label!r} has {', '.join(by_task[label])}; leave out the other tasks")
     tasks = tuple(by_task[first])
     columns: dict[str, list[list[float]]] = {label: [] for label in by_task}
-    positions: list[float] = []
+    scored_at: list[float] = []
     ends: list[tuple[float, float]] = []
     for task in tasks:
         curves = {label: [read_curve(run.path, x, y) for run in found[task]] for label, found in by_task.items()}
-        columns_of_x = [xs for some in curves.values() for xs, _ in some]
-        shortest, longest = min(xs[-1] for xs in columns_of_x), max(xs[-1] for xs in columns_of_x)
+        positions = [xs for some in curves.values() for xs, _ in some]
+        shortest, longest = min(xs[-1] for xs in positions), max(xs[-1] for xs in positions)
         if at is not None and at > shortest:
             raise ConfigError(f"a run on {task} ends at {shortest:,.0f} {x}, before {at:,.0f}")
         end = shortest if at is None else at
-        if (start := max(xs[0] for xs in columns_of_x)) > end:
+        if (start := max(xs[0] for xs in positions)) > end:
             raise ConfigError(f"the first record of a run on {task} is at {start:,.0f} {x}, after {end:,.0f}")
-        positions.append(end)
+        scored_at.append(end)
         ends.append((shortest, longest))
         for label, some in curves.items():
             columns[label].append([_score(xs, ys, score, end) for xs, ys in some])
     return {label: Scores(
         np.array(columns[label]).T, tasks, tuple(tuple(run.seed for run in found[task]) for task in tasks),
-        tuple(positions), tuple(ends)) for label, found in by_task.items()}
+        tuple(scored_at), tuple(ends)) for label, found in by_task.items()}
 
 
 def _by_task(label: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
