@@ -59,7 +59,7 @@ def check_ending(output: Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class KeyEntry:
     """An entry of the key: the style of its line, a letter or "", and the label of its group."""
 
     style: Style
@@ -95,7 +95,7 @@ class Canvas:
         # This avoids pyplot, which would choose a display backend and keep references to all figures.
         from matplotlib.figure import Figure
         self._output, self._size = output, size
-        self._key: Sequence[Entry] = ()
+        self._key: Sequence[KeyEntry] = ()
         self._note = ""
         self._ends: tuple[Axes, Sequence[End]] | None = None
         self._figure: Figure = Figure(figsize=size, layout="constrained")
@@ -128,7 +128,7 @@ class Canvas:
         """Return the label of a horizontal or an upright axis, in lines that are not longer than the axis."""
         return "\n".join(wrapped(text, 0.7 * self._size[is_upright], _LABEL))
 
-    def add_key(self, entries: Sequence[Entry]) -> None:
+    def add_key(self, entries: Sequence[KeyEntry]) -> None:
         """Name the groups below the axes, in as many columns as fit."""
         self._key = entries
 
@@ -179,7 +179,7 @@ class Canvas:
             self._draw_ends(*self._ends)
         return self._figure
 
-    def _rows(self) -> list[list[tuple[Entry, list[str]]]]:
+    def _rows(self) -> list[list[tuple[KeyEntry, list[str]]]]:
         """Return the entries of the key in rows, each with its text in lines."""
         if not self._key:
             return []
@@ -199,7 +199,7 @@ class Canvas:
         """Width of a column of the key, in inches."""
         return self._indent + max(width_of(entry.text, _KEY) for entry in self._key) + _GAP
 
-    def _draw_entry(self, left: float, top: float, entry: Entry, lines: Sequence[str]) -> None:
+    def _draw_entry(self, left: float, top: float, entry: KeyEntry, lines: Sequence[str]) -> None:
         """Draw an entry of the key at a position that is given in inches from the lower left corner."""
         from matplotlib.lines import Line2D
         middle, inches = top - _KEY * _SPACING / _POINTS / 2, self._figure.dpi_scale_trans

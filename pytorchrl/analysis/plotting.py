@@ -13,7 +13,7 @@ import numpy as np
 from pytorchrl.analysis import STATISTICS, estimate, optimality_gap, performance_profile, read_curve
 from pytorchrl.analysis.aggregates import Array, Statistic, iqm
 from pytorchrl.analysis.curves import Curve, on_grid, smooth, summarize_curves, without_steps
-from pytorchrl.analysis.drawing import Canvas, End, Entry, letters, plain, style_of
+from pytorchrl.analysis.drawing import Canvas, End, KeyEntry, letters, plain, style_of
 from pytorchrl.errors import ConfigError
 from pytorchrl.monitor.units import compact
 
@@ -39,7 +39,7 @@ __all__ = ["FEWEST_FOR_BAND", "LOG_AXES", "Picture", "plot_comparison", "plot_gr
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """How a picture looks.
+    """Title, size and axes of a picture.
 
     Attributes:
         title: Text above the picture; "": none.
@@ -116,13 +116,8 @@ def plot_groups(
         color, dashes = style_of(place)
         axes.plot(grid, found.value, color=color, linestyle=dashes, linewidth=1.6, zorder=3,
                   marker="." if len(grid) == 1 else None)
-        for run in curves if len(curves) > 1 else ():
-            at, values = on_grid([without_steps(run)], points)
-            values = smooth(values, smoothing)[:, 0]
-            if len(curves) < FEWEST_FOR_BAND:
-                axes.plot(at, values, color=color, linestyle=dashes, linewidth=0.7, alpha=0.6)
-            else:
-                axes.update_datalim(np.stack([at, values], axis=-1))
+        if len(curves) > 1:
+            _draw_runs(axes, curves, place, smoothing, points)
         if len(curves) >= FEWEST_FOR_BAND:
             bands.append((grid, found.low, found.high, color))
         ends.append(End(float(grid[-1]), float(found.value[-1]), marks[place], color))
@@ -137,8 +132,8 @@ def plot_groups(
     canvas.save()
 
 
-def _key(marks: Sequence[str], names: Sequence[str]) -> list[Entry]:
-    return [Entry(style_of(place), mark, name) for place, (mark, name) in enumerate(zip(marks, names, strict=True))]
+def _key(marks: Sequence[str], names: Sequence[str]) -> list[KeyEntry]:
+    return [KeyEntry(style_of(place), mark, name) for place, (mark, name) in enumerate(zip(marks, names, strict=True))]
 
 
 def _curve(run_dir: Path, x: str, y: str, log: str) -> Curve:
@@ -153,6 +148,18 @@ def _curve(run_dir: Path, x: str, y: str, log: str) -> Curve:
         raise ConfigError(f"{y!r} must be above 0 for a logarithmic axis, and is {min(ys):g} in {run_dir}; leave out "
                           "log, or use it for x only")
     return xs, ys
+
+
+def _draw_runs(axes: Axes, curves: Sequence[Curve], place: int, smoothing: float, points: int) -> None:
+    """Draw the curves of few runs as thin lines; the curves of many runs only widen the range of the axes."""
+    for curve in curves:
+        grid, values = on_grid([without_steps(curve)], points)
+        values = smooth(values, smoothing)[:, 0]
+        if len(curves) < FEWEST_FOR_BAND:
+            color, dashes = style_of(place)
+            axes.plot(grid, values, color=color, linestyle=dashes, linewidth=0.7, alpha=0.6)
+        else:
+            axes.update_datalim(np.stack([grid, values], axis=-1))
 
 
 def _scale(axes: Axes, log: str, x: str) -> None:

@@ -165,7 +165,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Compare groups of runs: statistics with intervals, differences and tests.")
     add_group_arguments(parser)
-    add_picture_arguments(parser, "none")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the picture, a .png, .pdf or .svg file [none]")
+    add_picture_arguments(parser)
     parser.add_argument("--y", default="return_mean", metavar="NAME",
                         help="the score: the name of a number in metrics.jsonl, e.g. evaluation/return_mean "
                         "[return_mean]")

@@ -34,10 +34,8 @@ def add_group_arguments(parser: argparse.ArgumentParser) -> None:
                         help="settings by which runs are grouped, or `run` for one group per run [all that differ]")
 
 
-def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
-    """Add `--output`, `--title` and `--size`; `output` says in the help what is written without `--output`."""
-    parser.add_argument("-o", "--output", metavar="FILE",
-                        help=f"the picture, a file that ends in .png, .pdf or .svg [{output}]")
+def add_picture_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--title` and `--size`, which `picture_of` reads."""
     parser.add_argument("--title", metavar="TEXT", help="text above the picture [the environment]")
     parser.add_argument("--size", type=_size, metavar="WIDTHxHEIGHT",
                         help="size in inches, such as 3.3x2.4 for a column of a paper, without the key of the groups, "
@@ -45,7 +43,7 @@ def add_picture_arguments(parser: argparse.ArgumentParser, output: str) -> None:
 
 
 def picture_of(given: argparse.Namespace, tasks: Iterable[str], log: str = "") -> Picture:
-    """Return how the picture looks, with the names of the tasks as its title unless the user gave another."""
+    """Return title, size and axes of the picture; the title names the tasks unless the user gave another."""
     title = ", ".join(sorted(set(tasks) - {_UNKNOWN_TASK})) if given.title is None else given.title
     return Picture(title, given.size, log)
 

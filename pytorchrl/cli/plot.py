@@ -45,7 +45,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description="Draw learning curves into one picture: one line per group of runs, with its\n"
                     f"confidence interval, or its single runs if there are fewer than {FEWEST_FOR_BAND}.")
     add_group_arguments(parser)
-    add_picture_arguments(parser, "curve.png in the first RUN_DIR")
+    parser.add_argument("-o", "--output", metavar="FILE",
+                        help="the picture, a .png, .pdf or .svg file [curve.png in the first RUN_DIR]")
+    add_picture_arguments(parser)
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="horizontal axis [env_steps]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",

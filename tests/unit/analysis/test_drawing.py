@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytorchrl.analysis.drawing import Canvas, Entry, letters, plain, spread, style_of
+from pytorchrl.analysis.drawing import Canvas, KeyEntry, letters, plain, spread, style_of
 
 
 def test_forty_two_groups_have_different_styles_and_neighbors_different_colors():
@@ -53,7 +53,7 @@ def test_the_key_has_as_many_columns_as_fit_and_rows_of_similar_lengths():
             ("lr=1", 3, 3), ("lr=1", 9, 5), ("a longer label of a group", 4, 2), ("x" * 300, 2, 1)):
         canvas = Canvas(Path("a.png"), (6.0, 3.0), "")
         canvas.axes()
-        canvas.add_key([Entry(style_of(place), "", text) for place in range(number)])
+        canvas.add_key([KeyEntry(style_of(place), "", text) for place in range(number)])
         figure = canvas.lay_out()
         lefts = {round(artist.get_xdata()[0], 3) for artist in figure.artists}
         assert (len(figure.artists), len(lefts)) == (number, columns), text

@@ -184,3 +184,6 @@ def test_wrong_pictures_are_refused(figures, curves):
         with pytest.raises(ConfigError, match=message):
             wrong()
     assert figures == []
+    plot_runs(run_dirs, Path("a.png"), picture=Picture(log="x"))  # as the errors advise
+    plot_runs(run_dirs, Path("a.png"), x="return_mean")
+    assert len(figures) == 2

@@ -232,8 +232,9 @@ ELSEWHERE = {
         "agent/storages/test_on_policy.py::test_full_storage_refuses_another_transition",
     "set the option to the same function":
         "agent/test_schedules.py::test_a_state_with_a_function_that_the_options_lack_is_refused",
-    **dict.fromkeys(("the groups must have the same tasks", "has different numbers of runs on its tasks",
-                     "leave out the short ones, or compare"),
+    **dict.fromkeys(("axis cannot be logarithmic", "for a logarithmic axis"),
+                    "analysis/test_plotting.py::test_wrong_pictures_are_refused"),
+    **dict.fromkeys(("the groups must have the same tasks", "has different numbers of runs on its tasks"),
                     "analysis/test_runs.py::test_groups_that_cannot_be_compared_are_refused"),
     "to use the records that it has":
         "analysis/test_runs.py::test_records_that_changed_after_the_run_ended_are_refused",
