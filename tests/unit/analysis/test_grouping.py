@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, train
+from pytorchrl.agent.schedules import linear
 from pytorchrl.analysis import group_runs, read_run
 from pytorchrl.analysis.grouping import short
 from pytorchrl.errors import ConfigError
@@ -100,6 +101,17 @@ def test_options_that_train_left_to_an_agent_count_with_their_defaults(make_run)
         description["agent"] = {"algo_factory": {"__factory__": "pytorchrl:PPO", "options": {"clip_param": clip}}}
         (run / "run.json").write_text(json.dumps(description))
     assert groups_of(*runs) == {"ppo clip_param=0.2": ["a", "b"], "ppo clip_param=0.3": ["c"]}
+
+
+def test_runs_of_train_are_named_after_the_arguments_of_train(tmp_path):
+    common = {"target_steps": 32, "num_envs": 2, "num_steps": 16, "num_epochs": 1, "hidden_sizes": (4,), "seed": 1,
+              "progress": False, "tensorboard": False}
+    for name, options in {"default": {}, "own": {"lr": linear(1e-3, 0.0), "num_col_workers": 1}, "workers": {
+            "num_col_workers": 2, "col_communication": "asynchronous", "runtime": "simulated"}}.items():
+        train("ppo", "CartPole-v1", log_dir=tmp_path / name, **{"lr": 1e-3, **common, **options})
+    assert groups_of(*map(tmp_path.joinpath, ("default", "own", "workers"))) == {
+        "ppo lr=0.001": ["default"], "ppo sync *1 lr=linear:0.001:0": ["own"],
+        "ppo async *2 lr=0.001 runtime=simulated": ["workers"]}
 
 
 def test_settings_that_are_asked_for_show_their_defaults(make_run):
