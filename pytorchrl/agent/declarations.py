@@ -116,8 +116,8 @@ class Declaration:
                 value = _as_text(value)
         if self.field.metadata and Schedule in _parts_of(self.type)[1]:
             return as_schedule(value, self.name, self.low, self.high, self.is_exclusive)
-        if (kind := _enum_of(self.type)) is not None and not isinstance(value, enum.Enum):
-            return next((member for member in kind if _same(member.value, value)), value)
+        if _enum_of(self.type) is not None:
+            return as_member(self.type, value)
         if isinstance(value, list):
             members = (self.type, *_parts_of(self.type)[1])
             if any(typing.get_origin(member) is tuple for member in members):
@@ -171,6 +171,21 @@ class Declaration:
 
     def _may_be_none(self, choices: tuple[object, ...]) -> bool:
         return type(None) in _members(self.type) and None not in choices
+
+
+def as_member(hint: object, value: object) -> object:
+    """Return the member of the enum in the annotation `hint` that `value` names; return any other value unchanged.
+
+    Enums may understand other names than the values of their members, such as "async" for "asynchronous".
+    """
+    kind = _enum_of(hint)
+    if kind is None:
+        return value
+    try:
+        member = kind(value)
+    except (ConfigError, ValueError):
+        return value
+    return member if isinstance(value, str) or _same(member.value, value) else value
 
 
 def _as_text(value: object) -> object:

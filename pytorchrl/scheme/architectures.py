@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.fit import algorithms_for, learned_kind, provided_kind
 from pytorchrl.agent.option_values.text import to_python
 from pytorchrl.agent.options import Factory
@@ -62,7 +63,8 @@ class Preset:
         problems = [
             Problem(f"{self.name} means {name}={to_python(value)}, got {to_python(given[name])}",
                     f"leave {name} out, or build a plain Scheme", (name,))
-            for name, value in self.fixed.items() if name in given and given[name] != value]
+            for name, value in self.fixed.items()
+            if name in given and as_member(type(value), given[name]) != value]
         settings = self.settings(given)
         problems += [
             Problem(f"{why}: {name}={value} is too small", f"give {low} or more", (name,))

@@ -20,6 +20,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.single import GivenEnv
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
@@ -224,12 +225,15 @@ def with_code(
 ) -> tuple[EnvMaker, dict[str, object]]:
     """Return the environment and the options with the code that they name, which is imported.
 
+    The short form of a choice, such as "async", is replaced by the choice.
+
     Raises:
         ConfigError: Code must not or cannot be imported, or is of the wrong kind; the message names the option.
     """
     specs, found = option_specs(algorithm), dict(options)
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
+            found[name] = as_member(specs[name].hint, value) if name in specs else value
             continue
         try:
             found[name] = (tuple(_imported(item, name) for item in value) if isinstance(value, tuple | list)

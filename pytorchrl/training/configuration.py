@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registered, registration_of
+from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.names import suggestion
 from pytorchrl.agent.option_values.descriptions import FLOAT, by_name, code_in, from_json, mapping, to_json
 from pytorchrl.agent.option_values.text import form_of, parse, takes_code, to_python, to_text
@@ -257,7 +258,7 @@ def save_config(
         if specs[name].group != group:
             group = specs[name].group
             lines += ["", f"# {group}"]
-        lines.append(f"{name} = {_toml(name, options[name])}")
+        lines.append(f"{name} = {_toml(name, as_member(specs[name].hint, options[name]))}")
     try:
         with put_in_place(Path(path)) as file:
             file.write("\n".join([*lines, ""]).encode("utf-8"))

@@ -39,10 +39,15 @@ class _Choice(str, Enum):
 
 
 class Communication(_Choice):
-    """Whether workers wait for each other."""
+    """Whether workers wait for each other. The short forms "sync" and "async" are understood, too."""
 
     SYNC = "synchronous"
     ASYNC = "asynchronous"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Communication:
+        short = {member.value.removesuffix("hronous"): member for member in cls}
+        return short.get(str(value)) or super()._missing_(value)
 
 
 class Execution(_Choice):
