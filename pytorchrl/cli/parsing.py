@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from pytorchrl.agent.names import Known, suggestion
@@ -20,17 +20,24 @@ from pytorchrl.support.untyped import Forwarded
 if TYPE_CHECKING:
     from pytorchrl.training.composition import OptionSpec
 
-_COMMON = frozenset((
-    "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
-    "lr", "lr_q", "lr_pi", "optimizer", "gamma", "num_epochs", "num_mini_batch", "mini_batch_size", "entropy_coef",
-    "clip_param", "max_grad_norm", "start_steps", "update_every", "num_updates", "polyak", "epsilon_steps",
-    "num_steps", "gae_lambda", "replay_size", "prioritized", "n_step", "length", "burn_in",
-    "feature_extractor", "hidden_sizes", "recurrent_net", "normalize_obs", "normalize_reward", "checkpoint",
-    "num_envs", "wrappers", "callbacks", "frame_stack", "max_episode_steps", "env_kwargs", "policies",
-    "preset", "num_col_workers", "col_communication", "max_policy_lag", "num_replay_workers", "num_grad_workers",
-    "grad_communication", "distribute_gradients", "train_batch_size", "updates_per_step", "runtime", "device", "seed",
-    "on_worker_failure"))
+_SHORT = frozenset((
+    "target_steps", "log_dir", "seed", "eval_every", "checkpoint_every", "resume", "preset", "lr", "lr_q", "lr_pi",
+    "hidden_sizes", "num_envs", "num_col_workers", "col_communication", "device"))
 """The options that the short help lists."""
+_WIDEST = 28
+"""Number of columns in which the short help shows a flag and its value beside their description."""
+_CLAUSE = re.compile(r"[;:(]|[.,](?= )")
+"""The end of the first clause of a description."""
+
+
+class _Help(argparse.HelpFormatter):
+    """Formatter that wraps descriptions, and leaves lines of examples and tables, which are indented, as they are."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_WIDEST)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,23 +46,35 @@ class Parser(argparse.ArgumentParser):
     Args:
         known: All options of the command, including those without a flag; errors suggest similar options among them.
             None: errors suggest only flags.
+        is_short: Whether the help is short; see `rare`.
         options: Arguments of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, known: Known | None = None, **options: Forwarded) -> None:
-        super().__init__(allow_abbrev=False, **options)
-        self._known = dict(known or {})
+    def __init__(self, *, known: Known | None = None, is_short: bool = False, **options: Forwarded) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": _Help, **options})
+        self._known, self._is_short = dict(known or {}), is_short
         # By default, argparse treats `-1e-3` and `-inf` as flags. With this pattern, they are values.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments; if any are unknown, show the usage line and suggestions, and exit with status 2."""
+    def rare(self, text: str) -> str:
+        """Return the help of a flag that is left out of the short help."""
+        return argparse.SUPPRESS if self._is_short else text
+
+    def parse(self, arguments: Sequence[str], *, spare: str = "") -> argparse.Namespace:
+        """Parse the arguments; if any are unknown, show the usage line and suggestions, and exit with status 2.
+
+        If `spare` is a name, the first word that belongs to no flag may stand anywhere, and is stored under this name.
+        """
         if not {"-h", "--help", "--help-all"} & set(arguments):
             # Unknown flags are reported before argparse can report a missing flag, because the unknown flag may be
             # a misspelling of the missing one, such as --env-id for --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
+        if spare:
+            word = next((word for word in unknown if not word.startswith("-")), None)
+            setattr(namespace, spare, word)
+            unknown = [other for other in unknown if other is not word]
         self._refuse(unknown)
         return namespace
 
@@ -95,34 +114,62 @@ def add_option_flags(
 ) -> None:
     """Add a flag for each option; a flag that is not given sets no attribute.
 
+    The short help has one list of common flags, each with the first clause of its description.
+
     Args:
         parser: The parser.
         specs: The options; each group of options becomes a group of flags.
         preset: Values of the preset, which the help shows in place of defaults.
         show_all: Whether the help lists all flags instead of the common flags only.
     """
-    groups = {group: parser.add_argument_group(title) for group, title in titles().items()}
+    groups = {group: parser.add_argument_group(title) if show_all else parser for group, title in titles().items()}
     for name, spec in specs.items():
         flag, group = flag_of(name), groups[spec.group]
         origin: object = typing.get_origin(spec.hint)
-        text = f"{spec.help.rstrip('.')} [{to_text(preset.get(name, spec.default))}]".replace("%", "%%")
+        text = in_flags(spec.help.rstrip("."), specs)
+        text = f"{text if show_all else _CLAUSE.split(text)[0]} [{to_text(preset.get(name, spec.default))}]"
         given: dict[str, Forwarded] = {  # keyword arguments of add_argument
             "dest": name, "type": functools.partial(_parsed, hint=spec.hint), "default": argparse.SUPPRESS,
-            "metavar": values_of(spec), "help": text if show_all or is_common(spec) else argparse.SUPPRESS}
+            "metavar": values_of(spec) if show_all else _short_form(spec),
+            "help": text.replace("%", "%%") if show_all or is_common(spec) else argparse.SUPPRESS}
         if spec.hint is bool or {bool, str} <= set(typing.get_args(spec.hint)):
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         elif origin is tuple and not takes_code(spec.hint):
             first, *_ = values_of(spec).split(",")
-            group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": (values_of(spec), first)})
+            form = (values_of(spec), first) if show_all else (first, first)
+            group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": form})
         else:
             group.add_argument(flag, **given)
 
 
 def is_common(spec: OptionSpec) -> bool:
     """Return whether an option is in the short help, which lists common options and those of the user's algorithm."""
-    return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
+    return spec.name in _SHORT or (spec.part == "algorithm" and spec.is_users)
+
+
+def in_flags(text: str, specs: Collection[str]) -> str:
+    """Return the help of an option in the words of the command line, such as `--num-steps 5` for `num_steps=5`.
+
+    Args:
+        text: The help, which names options and values as in Python.
+        specs: Names of the options that have a flag.
+    """
+    for python, typed in (("None", "none"), ("True", "yes"), ("False", "no")):
+        text = re.sub(rf"\b{python}\b", typed, text)
+    text = re.sub(r"""(?<![\w\[])(["'`])([\w.:<>*()-]+)\1""", r"\2", text)
+    text = re.sub(r"\b(\w+)(=(?=\w))?", lambda found: flag_of(found[1]) + " " * bool(found[2])
+                  if found[1] in specs and (found[2] or "_" in found[1]) else found[0], text)
+    rest = text.partition(" ")[0][1:]
+    return text[:1].lower() + text[1:] if rest == rest.lower() else text
+
+
+def _short_form(spec: OptionSpec) -> str:
+    """Return a short placeholder for an option's value: its type, or its choices if there are two."""
+    form = values_of(spec).removeprefix("none|").removesuffix("|INT,...")
+    form = form.replace("hronous", "")  # `Communication` understands sync and async
+    return form if form.count("|") < 2 else "NAME"
 
 
 def values_of(spec: OptionSpec) -> str:

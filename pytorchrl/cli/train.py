@@ -1,4 +1,4 @@
-"""Implement `pytorchrl train ALGORITHM --env ID ...`: train an agent."""
+"""Implement `pytorchrl train ALGORITHM ENV ...`: train an agent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import difflib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
+
+from gymnasium.spaces import Discrete
 
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import registered, registration_of
+from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli import sweep
 from pytorchrl.cli.output import show, show_stderr
@@ -23,6 +27,7 @@ from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.learner.learner import Learner
 from pytorchrl.learner.reporting import by_policy, to_json
 from pytorchrl.support.code import Code, Trust, is_reference, make_importable, may_import
+from pytorchrl.support.problems import problems_in
 from pytorchrl.training.composition import compose_parts, known_names, with_code
 from pytorchrl.training.configuration import MOST_RUNS, ConfigFile, save_config, specs_of
 from pytorchrl.training.presets import preset, suite_or_kind
@@ -30,7 +35,10 @@ from pytorchrl.training.training import make_learner, named_settings
 
 # These arguments belong to the command itself. All other arguments are options of the function `train`.
 _OWN = ("algorithm", "env", "json", "debug", "watch", "config", "trust", "save_config", "dry_run", "max_runs", "sweep")
-_WITHOUT_VALUE = ("--json", "--debug", "--watch", "--help", "--help-all", "--dry-run", "--trust")
+_HELP = {"-h", "--help", "--help-all"}
+# The algorithm whose flags the help shows if none is given.
+_SHOWN = "ppo"
+_WITHOUT_VALUE = ("-h", "--json", "--debug", "--watch", "--help", "--help-all", "--dry-run", "--trust")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -76,14 +84,13 @@ def train_once(given: argparse.Namespace) -> int:
 
 
 def _add_flags(parser: Parser) -> None:
-    parser.add_argument("--watch", action="store_true",
-                        help="show the worker tree live instead of the progress line (see `pytorchrl watch`)")
-    parser.add_argument("--save-config", metavar="FILE",
-                        help="write all options of this run, including those of the preset, to a TOML file")
-    parser.add_argument("--dry-run", action="store_true",
-                        help="check the options and list the runs; import nothing that a file names, and start nothing")
+    parser.add_argument("--watch", action="store_true", help="show the worker tree live instead of the progress line")
+    parser.add_argument("--save-config", metavar="FILE", help=parser.rare(
+        "write all options of this run, including those of the preset, to a TOML file"))
+    parser.add_argument("--dry-run", action="store_true", help=parser.rare(
+        "check the options and list the runs; import nothing that a file names, and start nothing"))
     parser.add_argument("--max-runs", type=count, default=MOST_RUNS, metavar="INT",
-                        help=f"largest number of runs of a sweep [{MOST_RUNS}]")
+                        help=parser.rare(f"largest number of runs of a sweep [{MOST_RUNS}]"))
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
@@ -156,62 +163,82 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     Raises:
         SystemExit: The help was printed, or a flag is not valid.
     """
-    names = list(registered())
-    usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
     trust, is_dry = Trust.ALL if "--trust" in arguments else Trust.INSTALLED, "--dry-run" in arguments
     config = ConfigFile(path, trust) if (path := _given(arguments, "--config")) else None
-    algorithm = _algorithm_in(arguments)
+    algorithm, is_general = _algorithm_in(arguments), False
     is_in_file = algorithm is None and config is not None and config.algorithm is not None
     if is_in_file and config is not None:
         algorithm = config.algorithm
     if algorithm is None:
-        if not arguments or {"-h", "--help", "--help-all"} & set(arguments):
-            show(f"usage: {usage}", "", f"Flags depend on the algorithm: try `pytorchrl {command} ppo --help`.",
-                 "MODULE:CLASS is an algorithm of your own, such as my_algorithm:MyAlgorithm for a class in "
-                 "my_algorithm.py.")
-            raise SystemExit(0 if arguments else 2)
-        parser = Parser(prog=f"pytorchrl {command}", usage=usage)
-        word = arguments[0] if not arguments[0].startswith("-") else ""
-        near = difflib.get_close_matches(word.lower(), names, n=1)
-        parser.error(f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS"
-                     + (f", got {word!r}" if word else "")
-                     + (f"; did you mean {near[0]!r}?" if near else ""))
+        is_general = not arguments or bool(_HELP & set(arguments))
+        algorithm = _SHOWN if is_general else _refuse_algorithm(command, arguments)
     if trust is Trust.ALL or (is_reference(algorithm) and not is_in_file):
         make_importable()
     own = _class_of(algorithm, config if is_in_file else None, Trust.READ if is_dry else trust)
-    env = config.env if config is not None and not _given(arguments, "--env") else None
     stored = {} if config is None else config.options(own)
-    parser = _parser(command, verb, (algorithm, own), _suite_in_help(own, arguments, env),
+    parser = _parser(command, verb, (algorithm, own), _suite_in_help(own, arguments, config),
                      _given(arguments, "--preset") or str(stored.get("preset", "")), show_all="--help-all" in arguments)
     add_flags(parser)
+    if is_general:
+        parser.usage = f"pytorchrl {command} ALGORITHM ENV [flags]"
+        parser.description = (f"{verb} an agent. ALGORITHM is {', '.join(registered())}, or MODULE:CLASS of your own. "
+                              f"The defaults are those of {_SHOWN}.")
+        parser.print_help()
+        raise SystemExit(0 if arguments else 2)
     # The algorithm goes first, so that a flag with several values cannot consume it.
     others = list(arguments)
     if not is_in_file:
         others.remove(algorithm)
-    if env is not None:
-        others += ["--env", str(env)]
-    given = parser.parse([algorithm, *others])
+    given = parser.parse([algorithm, *others], spare="env_word")
     if given.trust and config is None:
         parser.error("--trust is about the code that a configuration file names, so it needs --config")
-    if _names_code(given.env if env is None else "", *options_of(given).values()):
+    word = vars(given).pop("env_word")
+    if word is not None and given.env not in (None, word):
+        parser.error(f"there are two environments, {word!r} and --env {given.env!r}; give one of them")
+    given.env = word if given.env is None else given.env
+    if _names_code(given.env or "", *options_of(given).values()):
         make_importable()
+    if given.env is None and config is not None:
+        given.env = config.env
+    if given.env is None:
+        parser.error(f"the environment is missing; give it as in `pytorchrl {command} {algorithm} {_env_for(own)}`, "
+                     "or with --env")
     vars(given).update({name: value for name, value in stored.items() if name not in vars(given)})
-    given.config, given.env = config, given.env if env is None else env
+    given.config = config
     most = getattr(given, "max_runs", MOST_RUNS)
     given.sweep = config.runs(own, most) if config is not None and config.is_sweep else None
     return given
 
 
-def _suite_in_help(algorithm: type[Algorithm] | None, arguments: Sequence[str], env: object) -> str:
+def _refuse_algorithm(command: str, arguments: Sequence[str]) -> NoReturn:
+    """Exit with an error, because no argument names an algorithm."""
+    names = list(registered())
+    word = arguments[0] if not arguments[0].startswith("-") else ""
+    near = difflib.get_close_matches(word.lower(), names, n=1)
+    Parser(prog=f"pytorchrl {command}", usage=f"pytorchrl {command} ALGORITHM ENV [flags]").error(
+        f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS" + (f", got {word!r}" if word else "")
+        + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _env_for(algorithm: type[Algorithm] | None) -> str:
+    """Return the id of a small environment for examples, with actions that the algorithm can learn."""
+    is_unfit = algorithm is not None and problems_in(check_algorithm_space, algorithm, Discrete(2))
+    return "Pendulum-v1" if is_unfit else "CartPole-v1"
+
+
+def _suite_in_help(
+    algorithm: type[Algorithm] | None, arguments: Sequence[str], config: ConfigFile | None) -> str:
     """Return the suite or kind whose preset the help shows; "" without help, or if it is not known.
 
-    To find the kind, an environment is built, but only if the user names it; `env` is the environment of the file.
+    To find the kind, an environment is built, but only if the user names it, and not if only the file of `config` does.
     """
-    if algorithm is None or not {"-h", "--help", "--help-all"} & set(arguments):
+    if algorithm is None or not _HELP & set(arguments):
         return ""
-    if wanted := _given(arguments, "--env"):
+    own = next(filter(_is_algorithm, _free_words(arguments)), None)
+    words = [word for word in _free_words(arguments) if word != own]
+    if wanted := _given(arguments, "--env") or next(iter(words), ""):
         return suite_or_kind(registration_of(algorithm).name, with_code(algorithm, wanted, {})[0])
-    suite = suite_of(env)
+    suite = None if config is None else suite_of(config.env)
     return "" if suite is None else suite.name
 
 
@@ -237,13 +264,23 @@ def _names_code(env: str, *values: object) -> bool:
     return ":" in env or "." in env or env.isidentifier() or any(isinstance(item, Code) for item in codes)
 
 
+def _is_algorithm(word: str) -> bool:
+    """Return whether a word is the name of an algorithm, or may name one as "module:Class"."""
+    return word in registered() or is_reference(word)
+
+
+def _free_words(arguments: Sequence[str]) -> list[str]:
+    """Return the words that are neither flags nor follow a flag, of which they would be the value."""
+    return [word for before, word in zip(["", *arguments], arguments, strict=False)
+            if not word.startswith("-") and (not before.startswith("--") or "=" in before or before.startswith("--no-")
+                                             or before in _WITHOUT_VALUE)]
+
+
 def _algorithm_in(arguments: Sequence[str]) -> str | None:
     """Return the word that names the algorithm; None if there is none."""
     # First search the words that are not values of flags, because a value may look like an algorithm, as in
     # `--preset impala` or `--env my_envs:Maze`.
-    free = [word for before, word in zip(["", *arguments], arguments, strict=False)
-            if not before.startswith("--") or "=" in before or before.startswith("--no-") or before in _WITHOUT_VALUE]
-    return next((word for word in free if word in registered() or is_reference(word)),
+    return next(filter(_is_algorithm, _free_words(arguments)),
                 next((word for word in arguments if word in registered()), None))
 
 
@@ -261,27 +298,31 @@ def _parser(
     command: str, verb: str, algorithm: tuple[str, type[Algorithm] | None], suite: str, scheme: str, *, show_all: bool,
 ) -> Parser:
     name, own = algorithm
-    shown = f"the preset {suite!r} for this environment" if suite else "the algorithm; with --env ID, of its preset"
+    shown = f"the preset {suite!r} for this environment" if suite else "the algorithm; with ENV, of its preset"
+    example = f"pytorchrl {command} {name} {_env_for(own)}"
+    details = f" A SCHEDULE is {FORMS}." if show_all else ""
     parser = Parser(
-        prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} --env ID [flags]",
-        description=f"{verb} {name if own is None else own.__name__}. "
-                    f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with "
-                    f"the defaults of {shown} in brackets. A SCHEDULE is {FORMS}.",
-        epilog="Exit codes: 0 success, 1 error during training, 2 error before training, 130 Ctrl-C, 143 SIGTERM.",
+        prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} ENV [flags]", is_short=not show_all,
+        description=f"{verb} {name if own is None else own.__name__}. ENV is a gymnasium id or MODULE:NAME of your own. "
+                    f"In brackets: the defaults of {shown}.{details}",
+        epilog=f"examples:\n  {example} --log-dir runs/a\n  {example} --num-col-workers 2 --eval-every 5000\n"
+               f"  pytorchrl {command} {name} my_envs:Maze --gamma 0.98 --hidden-sizes 64 64\n\n"
+               "exit codes: 0 success, 1 error during training, 2 error before training,\n130 Ctrl-C, 143 SIGTERM",
         known={} if own is None else known_names(own))
     parser.add_argument("algorithm", choices=[name], help=argparse.SUPPRESS)
-    parser.add_argument("--env", required=True, metavar="ID",
-                        help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; your own: MODULE:ID, or the MODULE:NAME "
-                             "of a class or function; for several agents, the module of a PettingZoo environment, e.g. "
-                             "mpe2.simple_spread_v3")
+    parser.add_argument("--env", metavar="ENV", help=parser.rare(
+        "the environment, which may also follow the algorithm: a gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; your "
+        "own: MODULE:ID, or the MODULE:NAME of a class or function; for several agents, the module of a PettingZoo "
+        "environment, e.g. mpe2.simple_spread_v3"))
     parser.add_argument("--config", metavar="FILE",
-                        help="TOML file with options, or the run.json of an earlier run; flags override its options")
-    parser.add_argument("--trust", action="store_true",
-                        help="import all code that the file of --config names: also functions, and modules of the "
-                             "working directory (else only parts of installed packages)")
-    parser.add_argument("--help-all", action="help", help="show all flags instead of the common flags only, and exit")
-    parser.add_argument("--json", action="store_true", help="print the run's figures as JSON, in the last line")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+                        help="TOML file with options, or the run.json of a run; flags override it")
+    parser.add_argument("--trust", action="store_true", help=parser.rare(
+        "import all code that the file of --config names: also functions, and modules of the working directory (else "
+        "only parts of installed packages)"))
+    parser.add_argument("--help-all", action="help", help="show all flags, and exit")
+    parser.add_argument("--json", action="store_true",
+                        help=parser.rare("print the run's figures as JSON, in the last line"))
+    parser.add_argument("--debug", action="store_true", help=parser.rare("show tracebacks of errors"))
     defaults = preset("" if own is None else registration_of(own).name, suite)
     add_option_flags(parser, specs_of(own), {**named_settings(scheme), **defaults}, show_all=show_all)
     return parser

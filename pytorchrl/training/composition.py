@@ -152,7 +152,7 @@ def scheme_options() -> list[OptionSpec]:
     """
     found = [OptionSpec(
         name="preset", part="scheme", own_name="preset", hint=str | None, default=None, choices=(None, *PRESETS),
-        help="An architecture from the literature, such as `impala` for `Scheme.impala`; its settings apply unless you "
+        help="An architecture from the literature, such as \"impala\"; its settings apply unless you "
              "give others.", group="collection")]
     for level in LEVELS:
         for name in names_of_level(level):

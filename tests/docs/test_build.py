@@ -97,7 +97,7 @@ def test_options_page_lists_every_option(site):
 
 def test_command_line_page_lists_every_flag_of_the_help(site, run_python):
     page = re.sub("<[^>]*>", "", (site / "command_line.html").read_text(encoding="utf-8"))
-    shown = run_python("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--help").stdout
+    shown = run_python("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--help-all").stdout
     flags = set(re.findall(r"^\s+(--[a-z][a-z-]*)", shown, re.MULTILINE)) - {"--env", "--json", "--debug"}
     assert len(flags) > 40
     for flag in flags:

@@ -42,7 +42,7 @@ class CWorkerOptions(Options):
     """Options of the collection workers of each gradient worker."""
 
     num_col_workers: int | tuple[int, ...] = option(
-        1, low=1, help="Collection workers of each gradient worker, or a tuple with one number for each gradient "
+        1, low=1, help="Collection workers of each gradient worker, or one number for each gradient "
         "worker. By default, a single worker runs in the gradient worker's process; 2 or more are always remote.")
     col_execution: Execution | None = option(
         None, help="Where collection runs: \"Central\" in the gradient worker's process, \"Parallel\" in remote "

@@ -16,12 +16,13 @@ import pytorchrl
 from pytorchrl import errors
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.cli import enjoy, main, parsing, saved_agent
-from pytorchrl.cli.parsing import flag_of, is_common
+from pytorchrl.cli.parsing import flag_of, in_flags, is_common
 from pytorchrl.cli.train import parse
 from pytorchrl.agent.option_values.text import form_of
 from pytorchrl.training.composition import option_specs
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
+from pytorchrl.scheme import ASYNC, SYNC
 from pytorchrl.support.signals import Interrupts
 from pytorchrl.training.training import load
 
@@ -79,13 +80,76 @@ def test_the_short_help_lists_common_flags_and_the_long_one_all(capsys, algorith
     assert full == {flag_of(name) for name in with_flag}
     assert short == {flag_of(name) for name, spec in option_specs(algorithm).items() if is_common(spec)} & full
     assert {"--target-steps", "--log-dir", "--seed", "--num-envs", "--num-col-workers"} <= short
-    assert 3 * len(short) <= 2 * len(full)
     assert run(capsys, "train", "--help-all")[1].startswith("usage:")
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in registered()), ("ppo", "CartPole-v1")])
+def test_the_short_help_has_fifteen_flags_and_three_examples_on_one_screen(capsys, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run(capsys, "train", *words, "--help")[1]
+    assert len(out.splitlines()) <= 45
+    assert max(map(len, out.splitlines())) <= 80
+    flags = re.findall(r"^  (--[a-z-]+)", out, re.MULTILINE)
+    assert len(set(flags) - {"--help-all"}) in (15, 16), flags  # two learning rates instead of one
+    examples = re.findall(r"^  pytorchrl (train .*)$", out, re.MULTILINE)
+    assert len(examples) == 3
+    for example in examples:  # which must be commands that work
+        given = parse("train", "Train", example.split()[1:])
+        assert given.env in ("CartPole-v1", "Pendulum-v1", "my_envs:Maze")
+    if words and words[-1] != "CartPole-v1":
+        assert f"pytorchrl train {words[0]} " in out
+
+
+@pytest.mark.parametrize("algorithm", registered())
+def test_help_has_the_words_of_the_command_line(capsys, algorithm):
+    specs = option_specs(algorithm)
+    for words in ("--help", "--help-all"):
+        out = run(capsys, "train", algorithm, words)[1]
+        assert re.findall(r"\bNone\b|\bTrue\b|\bFalse\b|\btuple\b|Scheme\.|`", out) == []
+        # An option is named by its flag, except in names of the values of other options.
+        assert [name for name in re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", out) if name in specs] == []
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("Largest norm; None means no limit", "largest norm; none means no limit"),
+    ('With "worker" or buffer="circular", True', "with worker or --buffer circular, yes"),
+    ("needs num_envs > 1 and x_y", "needs --num-envs > 1 and x_y"),
+    ("GPU's info['lives'] of PyTorch's `step()`", "GPU's info['lives'] of PyTorch's step()"),
+    ("PyTorch threads", "PyTorch threads"),
+])
+def test_help_of_an_option_is_said_in_flags(text, shown):
+    assert in_flags(text, {"num_envs", "buffer"}) == shown
+
+
+@pytest.mark.parametrize("words", [
+    ["ppo", "X-v0"], ["ppo", "--lr", "1e-3", "X-v0"], ["ppo", "--json", "X-v0", "--lr=1e-3"], ["X-v0", "ppo"],
+    ["ppo", "X-v0", "--env", "X-v0"], ["ppo", "X-v0", "--preset", "ppo"], ["ppo", "--env", "X-v0"],
+    ["--config", "run.toml", "X-v0"], ["--config", "run.toml", "ppo", "X-v0"]])
+def test_the_environment_is_the_second_word_or_a_flag(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text('algorithm = "ppo"\nenv = "Y-v0"\n')
+    given = parse("train", "Train", words)
+    assert (given.algorithm, given.env) == ("ppo", "X-v0")
+    assert "env_word" not in vars(given)
+
+
+def test_the_preset_in_the_help_is_that_of_the_environment(capsys):
+    by_flag, by_word = (run(capsys, "train", "ppo", *words, "--help")[1]
+                        for words in (["--env", "CartPole-v1"], ["CartPole-v1"]))
+    assert by_flag == by_word
+    assert "the preset 'classic'" in by_flag
+
+
+@pytest.mark.parametrize("flag", ["--col-communication", "--grad-communication"])
+def test_async_and_sync_are_understood(flag, tmp_path):
+    for word, member in (("async", ASYNC), ("sync", SYNC), ("asynchronous", ASYNC), ("synchronous", SYNC)):
+        given = parse("train", "Train", ["ppo", "CartPole-v1", flag, word])
+        assert getattr(given, flag[2:].replace("-", "_")) is member
 
 
 def test_common_flags_are_flags_of_some_algorithm_and_groups_have_titles():
     specs = [spec for algorithm in registered() for spec in option_specs(algorithm).values()]
-    assert {spec.name for spec in specs} >= parsing._COMMON
+    assert {spec.name for spec in specs} >= parsing._SHORT
     assert {spec.group for spec in specs} == set(parsing.titles())
 
 
@@ -121,7 +185,10 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     (["train", "ppo", "--env-id", "CartPole-v1"], "unknown flag '--env-id'; did you mean --env?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
-    ([*TRAIN, "stray"], "unexpected argument 'stray'"),
+    ([*TRAIN, "stray"], "there are two environments, 'stray' and --env 'CartPole-v1'; give one of them"),
+    (["train", "ppo", "CartPole-v1", "stray"], "unexpected argument 'stray'"),
+    (["train", "ppo"], "the environment is missing; give it as in `pytorchrl train ppo CartPole-v1`, or with --env"),
+    (["train", "td3"], "`pytorchrl train td3 Pendulum-v1`"),
     ([*TRAIN, "--learn", "1"], "unknown flag '--learn'"),  # flags cannot be abbreviated
     (["enjoy"], "RUN_DIR"),
     (["plot"], "RUN_DIR"),

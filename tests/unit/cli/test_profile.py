@@ -103,4 +103,4 @@ def test_help(capsys):
     assert "usage: pytorchrl profile ppo" in out
     assert "--seconds" in out
     assert main(["profile", "--help"]) == 0
-    assert "usage: pytorchrl profile {a2c,appo" in capsys.readouterr().out
+    assert "usage: pytorchrl profile ALGORITHM ENV" in capsys.readouterr().out

@@ -88,6 +88,6 @@ def test_contradictions_are_refused(capsys, game, env, flags, message):
 
 
 def test_help_explains_policy_options(capsys):
-    out = " ".join(run(capsys, "train", "ppo", "--help")[1].split())
+    out = " ".join(run(capsys, "train", "ppo", "--help-all")[1].split())
     assert "--policies none|shared|independent|JSON" in out
     assert "mpe2.simple_spread_v3" in out

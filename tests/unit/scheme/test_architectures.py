@@ -218,7 +218,7 @@ def test_the_command_line_accepts_an_architecture(capsys, tmp_path):
     assert summary["updates"] >= 80
     assert summary["updates"] % 4 == 0
     assert json.loads((tmp_path / "a" / "run.json").read_text())["recipe"]["options"]["preset"] == "a3c"
-    assert main([*flags, "--help"]) == 0
+    assert main([*flags, "--help-all"]) == 0
     assert "[100]" in " ".join(capsys.readouterr().out.split()).split("--updates-per-step ")[1].split(" --")[0]
     assert main([*flags[:-1], "a4c"]) == 2
     assert "preset must be one of ['a3c'" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_help_shows_the_options_of_the_class(capsys, own_module):
     assert main(["train", f"{own_module}:Own", "--help"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Train Own." in out
-    assert "--bonus NUMBER A bonus of its own [0.25]" in out
+    assert "--bonus NUMBER a bonus of its own [0.25]" in out
     assert "--rho-bar" not in out
     assert main(["train", f"{own_module}:Own", "--help-all"]) == 0
     assert "--rho-bar" in capsys.readouterr().out
