@@ -200,10 +200,13 @@ class FakeScheme:
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
         self.seed, self.version, self.used = 7, 0, 0
         self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous", "record": None,
-                         "replay": None}
+                         "replay": None, "device": "cpu", "runtime": "threads", "num_col_workers": 1,
+                         "num_grad_workers": 1}
+        self.updates_per_train_batch, self.num_parameters = None, 100
         self.agent = SimpleNamespace(
             algo_factory=SimpleNamespace(options=None), test_envs_factory=object() if can_test else None, as_dict=dict,
-            train_envs_factory=SimpleNamespace(observation_space=None, action_space=None))
+            train_envs_factory=SimpleNamespace(
+                observation_space=None, action_space=None, num_envs=1))
         self.calls = []
         self.lost = 0
         self.finished = []

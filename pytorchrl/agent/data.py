@@ -49,6 +49,15 @@ class DataKind(Enum):
         """Whether storages of this kind are replay buffers: they keep data for repeated draws, and evict the oldest."""
         return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
+    @property
+    def tolerated_lag(self) -> float | None:
+        """Largest mean policy lag, in train batches, that hardly harms learning; None for data of any age.
+
+        PPO learns as well from data that are one train batch old, and less from data that are four train batches old;
+        V-trace targets correct for a multiple of this.
+        """
+        return {DataKind.ROLLOUTS: 2.0, DataKind.OLDER_ROLLOUTS: 8.0}.get(self)
+
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
     """Write a step's rewards (E,) into the memory states `rhs` if the memory takes the previous reward as an input."""

@@ -117,10 +117,12 @@ class Learner:
         if self._files.lock():
             self._resumed = self._files.resume(self.scheme, is_wanted=self.options.resume, is_changed=True)
         if self.options.progress:
-            self._progress = start_progress(self._title, self.log_dir, self.options.log_dir)
+            self._progress = start_progress(self._title, self.log_dir)
         with self._files.resuming():
             self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.announce)
         self._state = State.RUNNING
+        if self._progress is not None:
+            self._progress.announce(head_line(self.scheme), keep=True)
         if self._progress is not None and is_compiled(self.scheme.agent.algo_factory):
             self._progress.announce("the first updates compile the losses, which takes up to a minute", keep=True)
         self._files.begin(self.scheme, self._recipe, self.options, resumed=self._resumed)
@@ -449,7 +451,7 @@ class Learner:
     def _end_progress(self) -> None:
         """Show the last figures, and end the progress line; further calls have no effect."""
         if self._progress is not None:
-            self._progress.show(self._measured.status(self._evaluations.last), last=True)
+            self._progress.show(self._measured.status(self._evaluations.last, has_ended=True), last=True)
             self._progress.close()
 
     def _close_files(self) -> None:
@@ -497,6 +499,17 @@ class Learner:
         self._callbacks.evaluated(self._evaluations.last)
         record = self._measured.record(self._evaluations.last, self._files.last_checkpoint)
         self._files.record(self._callbacks.recorded(record))
+
+
+def head_line(scheme: Scheme) -> str:
+    """Return a line that says what a started scheme trains with: seed, device, workers, environments, parameters."""
+    settings, number = scheme.settings, scheme.agent.train_envs_factory.num_envs
+    workers = [f"{scheme.settings[name]} {what}" for name, what in (
+        ("num_col_workers", "collection"), ("num_grad_workers", "gradient")) if settings[name] != 1]
+    kind = f"{', '.join(workers)} workers ({settings['runtime']})" if workers else "1 worker"
+    return (f"seed {scheme.seed}, {settings['device']}, {kind} with {number} "
+            f"{'environment' if number == 1 else 'environments'}{' each' * bool(workers)}, "
+            f"{scheme.num_parameters:,} parameters")
 
 
 def checkpoint_within(time_left_s: float, save: Callable[[float], None]) -> None:

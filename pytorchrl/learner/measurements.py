@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Evaluation
+from pytorchrl.agent.fit import learned_kind
 from pytorchrl.errors import StoppedError, WorkerLostError
 from pytorchrl.learner.reporting import EpisodeWindow, Means, RateWindow, next_multiple
+from pytorchrl.monitor.findings import Finding, dropped_share, find
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import MetricsDict, StateDict
 
@@ -113,8 +115,11 @@ class Measurements:
             "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
             "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
             "return_episodes": len(self._episodes), "length_mean": self._episodes.length_mean,
+            "return_range": self._episodes.return_range,
             "policy_lag": lag, "ledger": self.ledger, "algorithm": self._means.peek(), "scheme": scheme,
         }
+        if (batch_lag := self._batch_lag(lag["mean"])) is not None:
+            metrics["batch_lag"] = batch_lag
         if self.policy_return_means:
             metrics["policies"] = {
                 policy: {"return_mean": mean} for policy, mean in self.policy_return_means.items()}
@@ -123,6 +128,21 @@ class Measurements:
         if checkpoint is not None:
             metrics["checkpoint"] = dict(checkpoint)
         return metrics
+
+    def _batch_lag(self, lag: float) -> dict[str, float | None] | None:
+        """Return the mean policy lag in train batches, and the largest one that the algorithm tolerates.
+
+        None: the lag cannot be expressed in train batches, see `Scheme.updates_per_train_batch`.
+        """
+        updates = self._scheme.updates_per_train_batch if self._has_started else None
+        return None if updates is None else {
+            "mean": lag / updates, "tolerated": learned_kind(self._scheme.agent.algo_factory).tolerated_lag}
+
+    def findings(self, *, has_ended: bool, metrics: MetricsDict | None = None) -> list[Finding]:
+        """Return what goes wrong in the run; `metrics` are those of this moment, None: they are measured."""
+        if not self._has_started:
+            return []
+        return find(metrics or self.metrics(None, None), self._target.env_steps, has_ended=has_ended)
 
     def record(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
         """Return the metrics to be written as a record, and reset the means of the algorithm's statistics."""
@@ -139,19 +159,24 @@ class Measurements:
             "updates": self._scheme.version, "return_mean": self.return_mean, "return_episodes": len(self._episodes),
             **({"policy_return_means": self.policy_return_means} if self.policy_return_means else {}),
             "policy_lag": {name: lag[name] for name in _LAGS},
+            "findings": [finding.sentence for finding in self.findings(has_ended=True)],
             "ledger": self.ledger, "seed": self._scheme.seed, "scheme": self._scheme.settings,
             "log_dir": None if log_dir is None else str(log_dir),
         }
 
-    def status(self, evaluation: Evaluation | None) -> MetricsDict:
-        """Return the figures that the progress line shows."""
-        metrics = self._scheme.metrics()
+    def status(self, evaluation: Evaluation | None, *, has_ended: bool = False) -> MetricsDict:
+        """Return the figures that the progress line shows; see `findings` for `has_ended`."""
+        metrics = self.metrics(None, None)
+        scheme = metrics["scheme"]
         return {
             "env_steps": self.env_steps, "target_steps": self._target.env_steps, "env_steps_per_s": self._rate.rate,
-            "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics["workers"],
-            "workers_missing": metrics["workers_missing"], "envs_restarted": metrics["envs_restarted"],
+            "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"],
+            "batch_lag": metrics["batch_lag"]["mean"] if "batch_lag" in metrics else None,
+            "dropped_share": dropped_share(metrics), "workers": scheme["workers"],
+            "workers_missing": scheme["workers_missing"], "envs_restarted": scheme["envs_restarted"],
             "eval_return": None if evaluation is None else evaluation.return_mean,
             "policy_returns": self.policy_return_means,
+            "findings": self.findings(has_ended=has_ended, metrics=metrics),
         }
 
 

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.files.atomic import put_in_place, with_checksum
 from pytorchrl.files.lines import AppendedFile
 from pytorchrl.files.run_directory import METRICS_FILE, RUN_FORMAT
+from pytorchrl.monitor.findings import Finding
 from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
 
@@ -36,6 +37,8 @@ _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
 # `RateWindow` stores the last five intervals between arrivals. Its window spans at least three times the longest one.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
+# The smallest share of dropped env steps in the progress line.
+_SHOWN_SHARE = 0.01
 
 
 def plain(value: object) -> Json:
@@ -193,6 +196,7 @@ class EpisodeWindow:
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[float] = deque(maxlen=size)
         self._policy_returns: dict[str, deque[float]] = {}
+        self._range: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return len(self._returns)
@@ -201,6 +205,7 @@ class EpisodeWindow:
         """Add episodes in the order in which they ended."""
         for episode in episodes:
             self._returns.append(episode.env_return)
+            self._range = _widened(self._range, episode.env_return)
             self._lengths.append(episode.length)
             for policy, value in (episode.policy_returns or {}).items():
                 self._of(policy).append(value)
@@ -214,6 +219,11 @@ class EpisodeWindow:
         return statistics.fmean(self._returns) if self._returns else None
 
     @property
+    def return_range(self) -> dict[str, float] | None:
+        """The smallest and the largest raw return of all episodes, not only of the last ones; None before the first."""
+        return None if self._range is None else dict(zip(("min", "max"), self._range, strict=True))
+
+    @property
     def length_mean(self) -> float | None:
         """The mean number of env steps of the episodes in the window; None before the first episode has ended."""
         return statistics.fmean(self._lengths) if self._lengths else None
@@ -225,15 +235,21 @@ class EpisodeWindow:
 
     def state(self) -> StateDict:
         """Return plain values from which `restore` can continue."""
-        return {"returns": list(self._returns), "lengths": list(self._lengths),
+        return {"returns": list(self._returns), "lengths": list(self._lengths), "range": self._range,
                 "policy_returns": {policy: list(returns) for policy, returns in self._policy_returns.items()}}
 
     def restore(self, state: StateDict) -> None:
         """Continue from the `state()` of another window."""
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
+        self._range = state["range"] and tuple(state["range"])
         for policy, returns in state["policy_returns"].items():
             self._of(policy).extend(returns)
+
+
+def _widened(found: tuple[float, float] | None, value: float) -> tuple[float, float]:
+    """Return the smallest and the largest of the numbers in `found` and `value`."""
+    return (value, value) if found is None else (min(found[0], value), max(found[1], value))
 
 
 class Means:
@@ -282,19 +298,27 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 
 
 def progress_text(status: Status) -> str:
-    """Return a line of figures: steps, rate, return, lag, time left, lost workers and restarted environments."""
-    steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
-    returns = status["return_mean"]
-    left = _clock(max(0, target - steps) / rate) if rate else "--:--"
+    """Return a line of figures: steps, rate, return, time left, and the lag, drops, lost workers and restarts if any.
+
+    Steps beyond the target, which the last rollouts may add, are not shown.
+    """
+    target, rate = status["target_steps"], status["env_steps_per_s"]
+    steps, returns = min(status["env_steps"], target), status["return_mean"]
+    left = _clock((target - steps) / rate) if rate else "--:--"
     workers, missing = status["workers"], status["workers_missing"]
     parts = [
-        f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{min(1.0, steps / max(1, target)):4.0%}",
-        f"{rate:,.0f} steps/s",
+        f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{steps / max(1, target):4.0%}", f"{rate:,.0f} steps/s",
         f"return {'-' if returns is None else f'{returns:.1f}'}" + by_policy(status.get("policy_returns")),
-        f"lag {status['lag']:.1f}", f"left {left}",
     ]
     if status.get("eval_return") is not None:
-        parts.insert(4, f"eval {status['eval_return']:.1f}")
+        parts.append(f"eval {status['eval_return']:.1f}")
+    if status.get("batch_lag") is not None:
+        parts.append(f"lag {status['batch_lag']:.1f} batches")
+    elif status["lag"]:
+        parts.append(f"lag {status['lag']:.1f} updates")
+    if (dropped := status.get("dropped_share", 0.0)) >= _SHOWN_SHARE:
+        parts.append(f"dropped {dropped:.0%}")
+    parts.append(f"left {left}")
     if missing:
         parts.append(f"workers {workers - missing}/{workers}")
     if restarted := status.get("envs_restarted"):
@@ -318,6 +342,9 @@ class Progress:
 
     In a terminal, the line is redrawn in place, by rich if that is installed. In a notebook, it is redrawn on stdout,
     because notebooks show stderr as errors. Elsewhere, new lines are printed.
+
+    If something goes wrong, the line ends with a word in red, a sentence is printed above it once, and all sentences
+    are printed again at the end; see `monitor.findings`.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
@@ -326,6 +353,8 @@ class Progress:
         self._live: _RichLine | None = None
         self._width = 0
         self._shown: tuple[object, ...] = ()  # the figures of the last line, outside a terminal
+        self._findings: Sequence[Finding] = ()
+        self._told: set[str] = set()  # the words of findings whose sentences were printed
         # Outside a terminal, lines are not overwritten, so the pauses between lines grow from one to sixty seconds.
         self._pause_s, self._next_line = 1.0, 0.0
         try:
@@ -354,29 +383,42 @@ class Progress:
         """Show the progress of the run. A closed or broken stream ends the display, not the run."""
         if self._stream is None:
             return
+        self._findings = status.get("findings", ())
         try:
+            if not last:
+                self._tell_new()
             if self._live is not None:
                 if self._width:  # the line contains text that `announce` wrote
                     self._stream.write("\r" + " " * self._width + "\r")
                     self._width = 0
                 self._live.update(status)
             elif self._terminal:
-                line = progress_text(status)
-                self._stream.write("\r" + line.ljust(self._width))
-                self._width = len(line)
+                line, words = progress_text(status), words_of(self._findings)
+                self._stream.write("\r" + (line + red(words)).ljust(self._width + len(red(words)) - len(words)))
+                self._width = len(line) + len(words)
                 self._stream.flush()
             else:
                 now, figures = time.monotonic(), (status["env_steps"], status["return_mean"], status.get("eval_return"))
                 if figures != self._shown if last else now >= self._next_line:
                     self._next_line, self._shown = now + self._pause_s, figures
                     self._pause_s = min(60.0, 1.5 * self._pause_s)
-                    self._stream.write(progress_text(status) + "\n")
+                    self._stream.write(progress_text(status) + words_of(self._findings) + "\n")
                     self._stream.flush()
         except (OSError, ValueError):
             self._stream = None
 
+    def _tell_new(self) -> None:
+        """Print the sentence of each finding that is new, above the line."""
+        for finding in self._findings:
+            if finding.word not in self._told:
+                self._told.add(finding.word)
+                if self._live is not None:
+                    self._live.print(printable(finding.sentence))
+                else:
+                    self.announce(finding.sentence, keep=True)
+
     def close(self) -> None:
-        """End the progress line; idempotent."""
+        """End the progress line, and print the sentence of each finding; idempotent."""
         stream, self._stream = self._stream, None
         if stream is None:
             return
@@ -385,7 +427,10 @@ class Progress:
                 self._live.close()
             if self._terminal and self._width:
                 stream.write("\n")
-                stream.flush()
+            for finding in self._findings:
+                sentence = printable(finding.sentence)
+                stream.write((red(sentence) if self._terminal else sentence) + "\n")
+            stream.flush()
         except (OSError, ValueError):
             logger.debug("the progress line could not be ended")
 
@@ -399,10 +444,15 @@ class _RichLine:
 
     def update(self, status: Status) -> None:
         if self._task is None:
-            self._task = self._progress.add_task("", total=max(1, status["target_steps"]))
+            self._task = self._progress.add_task("", total=max(1, status["target_steps"]), words="")
             self._progress.start()
-        self._progress.update(self._task, completed=status["env_steps"], description=progress_text(status))
+        self._progress.update(self._task, completed=min(status["env_steps"], status["target_steps"]),
+                              description=progress_text(status), words=words_of(status.get("findings", ())))
         self._progress.refresh()
+
+    def print(self, sentence: str) -> None:
+        """Print a sentence in red above the line."""
+        self._progress.console.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._task is not None:
@@ -416,19 +466,26 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
         from rich.progress import Progress as Rich
     except ImportError:  # the extra `cli` is not installed
         return None
-    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False),
+               TextColumn("{task.fields[words]}", style="bold red", markup=False))
     return _RichLine(Rich(*columns, console=Console(file=stream), auto_refresh=False))
 
 
-def start_progress(title: str | None, log_dir: Path | None, given: str | os.PathLike[str] | None) -> Progress:
-    """Return a new progress line, and show up to two lines before training.
-
-    The first line is `title`, unless it is None. `log_dir` is the directory of the run, and `given` is the path that
-    the user passed. If the two differ, the second line names `log_dir`.
-    """
+def start_progress(title: str | None, log_dir: Path | None) -> Progress:
+    """Return a new progress line, and show the lines before training: `title`, unless it is None, and the directory."""
     progress = Progress()
     if title is not None:
         progress.announce(title, keep=True)
-    if log_dir is not None and log_dir != Path(given or "").expanduser():
-        progress.announce(f"run in {log_dir}", keep=True)
+    progress.announce("nothing is saved, because there is no log_dir" if log_dir is None else f"saved in {log_dir}",
+                      keep=True)
     return progress
+
+
+def words_of(findings: Sequence[Finding]) -> str:
+    """Return the words of findings, to be appended to the progress line; empty if there are none."""
+    return "".join(f"  {finding.word}" for finding in findings)
+
+
+def red(text: str) -> str:
+    """Return text that a terminal shows in red, unless the user has set NO_COLOR."""
+    return text if not text or os.environ.get("NO_COLOR") else f"\x1b[31m{text}\x1b[0m"

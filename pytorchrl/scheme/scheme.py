@@ -14,6 +14,7 @@ import torch
 from pytorchrl.agent.algorithms.precision import choices_of
 from pytorchrl.agent.data import Episode, Evaluation
 from pytorchrl.agent.factories import Agent
+from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
@@ -29,7 +30,7 @@ from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.options.base import ASYNC
-from pytorchrl.scheme.options.collection import Collection, ReplayCollection
+from pytorchrl.scheme.options.collection import AsynchronousCollection, Collection, ReplayCollection
 from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.options.run import RuntimeKind
 from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
@@ -392,6 +393,24 @@ class Scheme(Architectures, Stoppable):
     def _seed_after_checkpoint(self) -> int:
         """Seed of all random numbers after the latest checkpoint."""
         return derive_seed(self.seed, Stream.CONTINUATION, self._num_checkpoints)
+
+    @property
+    def updates_per_train_batch(self) -> int | None:
+        """The number of updates in one use of a train batch, the unit of lags that do not depend on minibatches.
+
+        None before the start, and where the lag is always 0 or unbounded: collection is synchronous, there are replay
+        shards, or the storage is a replay buffer.
+        """
+        is_async = isinstance(self.nested.collection, AsynchronousCollection)
+        if self._worker is None or not is_async or provided_kind(self.agent.storage_factory).is_kept:
+            return None
+        algo = self._worker.local_worker.algo
+        return algo.num_epochs * algo.num_mini_batch
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of trained parameters, for which the tree is started."""
+        return sum(parameter.numel() for parameter in self.update_worker.local_worker.actor.parameters())
 
     @property
     def is_between_train_batches(self) -> bool:

@@ -99,7 +99,7 @@ def _make_learner(training: Training) -> tuple[Learner, Agent]:
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{_name_of(env)}"
-    learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, composition),
+    learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, env, composition),
                       state=training.state, **learner_options)
     if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
         monitored = _monitored(agent.train_envs_factory, learner.log_dir)
@@ -113,17 +113,16 @@ def _name_of(env: EnvSource) -> str:
     return env if isinstance(env, str) else getattr(env, "__name__", "env")
 
 
-def _title(registration: Registration, composition: Composition) -> str:
-    """Return a line that names the preset, the env steps and the learning rates, and says where all options stand."""
+def _title(registration: Registration, env: EnvSource, composition: Composition) -> str:
+    """Return a line that names the algorithm, the environment, the env steps, the preset and the learning rates."""
     name, options, specs = composition.preset, composition.options, option_specs(registration.algorithm)
     rates = [f"{rate}={to_python(value)}{'' if isinstance(value, Schedule) else ' (constant)'}"
              for rate in ("lr", "lr_q", "lr_pi") if rate in specs
              for value in [options.get(rate, specs[rate].default)]]
     kind = f" ({presets.KINDS[name]})" if name in presets.KINDS else ""
     preset = f"preset {name!r}{kind}" if name else "no preset"
-    where = f"; all its options: --help or presets.preset({registration.name!r}, {name!r})" if name else ""
     steps = f"{composition.learner['target_steps']:,} env steps"
-    return f"{registration.label}, {preset}: {', '.join([steps, *rates])}{where}"
+    return f"{registration.label} on {_name_of(env)}: {', '.join([steps, preset, *rates])}"
 
 
 def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionValue]]:
