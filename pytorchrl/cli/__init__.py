@@ -1,4 +1,4 @@
-"""Run the command `pytorchrl`: train, watch, report, board, profile, enjoy, dataset, export, plot or compare.
+"""Run the command `pytorchrl`: train, watch, report, doctor, board, profile, enjoy, dataset, export, plot or compare.
 
 Exit codes: 0 for success; 1 for an error after training began; 2 for an error before that; 130 after Ctrl-C;
 143 after SIGTERM.
@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -35,6 +36,7 @@ _COMMANDS = {
     "train": "train an agent",
     "watch": "show a run live in the terminal",
     "report": "write one page about runs",
+    "doctor": "say what looks wrong in a run",
     "board": "list runs on a local page",
     "profile": "train for a few seconds, and show where the time goes",
     "enjoy": "play episodes with a trained agent",
@@ -128,7 +130,8 @@ def _report(error: BaseException, *, debug: bool) -> int:
 
 
 def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> None:
-    show_stderr(f"pytorchrl: warning: {message}")
+    text = re.sub(r"\x1b\[[\d;]*m", "", str(message))  # Gymnasium's warnings are colored
+    show_stderr(f"pytorchrl: warning: {text}")
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:

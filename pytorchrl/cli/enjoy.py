@@ -1,4 +1,4 @@
-"""Implement `pytorchrl enjoy RUN_DIR`: evaluate a trained agent, and optionally show or film additional episodes."""
+"""Implement `pytorchrl enjoy RUN_DIR`: evaluate a trained agent, and optionally show or film the episodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 
+from pytorchrl.agent.data import Evaluation
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.saved_agent import add_agent_flags, add_episode_flags, add_run_dir, load_agent
@@ -19,39 +20,32 @@ def run(arguments: Sequence[str]) -> int:
     """Play episodes and return the exit code."""
     given = _parse(arguments)
     agent = load_agent(given)
-    rendered = _render(agent, given)
-    evaluation = agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)
+    evaluation = _play(agent, given)
     returns, lengths = list(evaluation.returns), list(evaluation.lengths)
     mean, deviation = statistics.fmean(returns), statistics.pstdev(returns)
     policies = {policy: statistics.fmean(values) for policy, values in evaluation.policy_returns.items()}
     if given.json:
         show(to_json({"return_mean": mean, "return_std": deviation, "episodes": len(returns),
                       "length_mean": statistics.fmean(lengths), "returns": returns,
-                      **({"rendered_returns": list(rendered)} if rendered else {}),
+                      **({"videos": given.out} if given.render == "video" else {}),
                       **({"policy_return_means": policies} if policies else {})}))
     else:
-        if rendered:
-            verb = "showed" if given.render == "human" else f"filmed in {given.out}:"
-            show(f"{verb} {len(rendered)} other {'episode' if len(rendered) == 1 else 'episodes'}, with returns of "
-                 + ", ".join(f"{value:.1f}" for value in rendered))
         show(f"mean return of {len(returns)} evaluation episodes: {mean:.2f} "
              f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to "
              f"{max(returns):.1f}){by_policy(policies)}")
+        if given.render == "video":
+            show(f"filmed in {given.out}")
     return 0
 
 
-def _render(agent: TrainedAgent, given: argparse.Namespace) -> tuple[float, ...]:
-    """Show or film episodes if `--render` is given.
-
-    These episodes are additional, because the evaluation's environments are stepped together and cannot be rendered.
-
-    Returns:
-        The return of each episode that was shown or filmed; empty without `--render`.
-    """
+def _play(agent: TrainedAgent, given: argparse.Namespace) -> Evaluation:
+    """Play the episodes; with `--render`, one after the other in a single environment, which can be shown or filmed."""
     options = {"num_episodes": given.episodes, "seed": given.seed, "deterministic": not given.stochastic}
     if given.render == "human":
-        return show_episodes(agent, **options).returns
-    return record_video(agent, given.out, **options).returns if given.render == "video" else ()
+        return show_episodes(agent, **options)
+    if given.render == "video":
+        return record_video(agent, given.out, **options)
+    return agent.evaluate(**options)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -61,8 +55,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_episode_flags(parser, "environments")
     add_agent_flags(parser)
     parser.add_argument("--render", choices=("human", "video"), metavar="MODE",
-                        help="also play as many additional episodes in a window (human), or film them (video, "
-                             "extra `video`)")
+                        help="play the episodes in a window (human), or film them (video, extra `video`)")
     parser.add_argument("--out", metavar="DIR", help="directory of the videos [RUN_DIR/videos]")
     parser.add_argument("--video", metavar="DIR", help="the same as --render video --out DIR")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, in the last line")

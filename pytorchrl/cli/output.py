@@ -12,7 +12,8 @@ from pytorchrl.support.terminal import printable
 
 def show(*lines: str) -> None:
     """Print lines on standard output without buffering; control characters are escaped, see `printable`."""
-    print(*map(printable, lines), sep="\n", flush=True)
+    if lines:
+        print(*map(printable, lines), sep="\n", flush=True)
 
 
 def show_stderr(*lines: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
@@ -145,15 +146,21 @@ def _show(learner: Learner, given: argparse.Namespace) -> None:
     if given.json:
         show(to_json(summary))
         return
-    returns = summary["return_mean"]
-    show(f"{summary['env_steps']:,} env steps, {summary['updates']:,} updates in {summary['seconds']:.1f} s "
-         f"({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
+    returns, steps, target = summary["return_mean"], summary["env_steps"], learner.target_steps
+    show(f"{steps:,} env steps{f' (target {target:,})' if steps > target else ''}, {summary['updates']:,} updates in "
+         f"{summary['seconds']:.1f} s ({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
     if returns is not None:
         show(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}"
              f"{by_policy(summary.get('policy_return_means'))}")
+    if not learner.options.progress:  # the progress line has ended with these sentences
+        show(*summary["findings"])
     if learner.log_dir is not None and (learner.log_dir / f"{MODEL_NAME}.pt").exists():
+        run_dir = shlex.quote(str(learner.log_dir))
         algorithm = f" --algorithm {given.algorithm}" if is_reference(given.algorithm) else ""
-        show(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}{algorithm}`")
+        show(f"saved in {learner.log_dir}; what to do next:",
+             f"  pytorchrl enjoy {run_dir}{algorithm}", f"  pytorchrl plot {run_dir}", f"  pytorchrl report {run_dir}")
+    elif learner.log_dir is None:
+        show("nothing was saved; --log-dir DIR saves a run")
 
 
 def parse(command: str, verb: str, arguments: Sequence[str],
@@ -180,10 +187,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
                      _given(arguments, "--preset") or str(stored.get("preset", "")), show_all="--help-all" in arguments)
     add_flags(parser)
     if is_general:
-        parser.usage = f"pytorchrl {command} ALGORITHM ENV [flags]"
-        parser.description = (f"{verb} an agent. ALGORITHM is {', '.join(registered())}, or MODULE:CLASS of your own. "
-                              f"The defaults are those of {_SHOWN}.")
-        parser.print_help()
+        _show_general_help(parser, command, verb)
         raise SystemExit(0 if arguments else 2)
     # The algorithm goes first, so that a flag with several values cannot consume it.
     others = list(arguments)
@@ -195,11 +199,10 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     word = vars(given).pop("env_word")
     if word is not None and given.env not in (None, word):
         parser.error(f"there are two environments, {word!r} and --env {given.env!r}; give one of them")
-    given.env = word if given.env is None else given.env
-    if _names_code(given.env or "", *options_of(given).values()):
+    env = word or given.env
+    if _names_code(env or "", *options_of(given).values()):
         make_importable()
-    if given.env is None and config is not None:
-        given.env = config.env
+    given.env = env if env is not None or config is None else config.env
     if given.env is None:
         parser.error(f"the environment is missing; give it as in `pytorchrl {command} {algorithm} {_env_for(own)}`, "
                      "or with --env")
@@ -208,6 +211,14 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     most = getattr(given, "max_runs", MOST_RUNS)
     given.sweep = config.runs(own, most) if config is not None and config.is_sweep else None
     return given
+
+
+def _show_general_help(parser: Parser, command: str, verb: str) -> None:
+    """Print the help of a command without an algorithm; `parser` is that of the algorithm `_SHOWN`."""
+    parser.usage = f"pytorchrl {command} ALGORITHM ENV [flags]"
+    parser.description = (f"{verb} an agent. ALGORITHM is {', '.join(registered())}, or MODULE:CLASS of your own. The "
+                          f"defaults are those of {_SHOWN}.")
+    parser.print_help()
 
 
 def _refuse_algorithm(command: str, arguments: Sequence[str]) -> NoReturn:
@@ -303,8 +314,8 @@ def _parser(
     details = f" A SCHEDULE is {FORMS}." if show_all else ""
     parser = Parser(
         prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} ENV [flags]", is_short=not show_all,
-        description=f"{verb} {name if own is None else own.__name__}. ENV is a gymnasium id or MODULE:NAME of your own. "
-                    f"In brackets: the defaults of {shown}.{details}",
+        description=f"{verb} {name if own is None else own.__name__}. ENV is a gymnasium id or MODULE:NAME of your "
+                    f"own. In brackets: the defaults of {shown}.{details}",
         epilog=f"examples:\n  {example} --log-dir runs/a\n  {example} --num-col-workers 2 --eval-every 5000\n"
                f"  pytorchrl {command} {name} my_envs:Maze --gamma 0.98 --hidden-sizes 64 64\n\n"
                "exit codes: 0 success, 1 error during training, 2 error before training,\n130 Ctrl-C, 143 SIGTERM",

@@ -39,6 +39,8 @@ _MAX_KEYS = 10_000
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 # The smallest share of dropped env steps in the progress line.
 _SHOWN_SHARE = 0.01
+# The smallest width of a terminal, in columns, in which there is room for a bar beside the figures.
+_LEAST_FOR_BAR = 100
 
 
 def plain(value: object) -> Json:
@@ -343,7 +345,7 @@ class Progress:
     In a terminal, the line is redrawn in place, by rich if that is installed. In a notebook, it is redrawn on stdout,
     because notebooks show stderr as errors. Elsewhere, new lines are printed.
 
-    If something goes wrong, the line ends with a word in red, a sentence is printed above it once, and all sentences
+    If something goes wrong, the line begins with a word in red, a sentence is printed above it once, and all sentences
     are printed again at the end; see `monitor.findings`.
     """
 
@@ -394,15 +396,15 @@ class Progress:
                 self._live.update(status)
             elif self._terminal:
                 line, words = progress_text(status), words_of(self._findings)
-                self._stream.write("\r" + (line + red(words)).ljust(self._width + len(red(words)) - len(words)))
-                self._width = len(line) + len(words)
+                self._stream.write("\r" + red(words) + line.ljust(self._width - len(words)))
+                self._width = len(words) + len(line)
                 self._stream.flush()
             else:
                 now, figures = time.monotonic(), (status["env_steps"], status["return_mean"], status.get("eval_return"))
                 if figures != self._shown if last else now >= self._next_line:
                     self._next_line, self._shown = now + self._pause_s, figures
                     self._pause_s = min(60.0, 1.5 * self._pause_s)
-                    self._stream.write(progress_text(status) + words_of(self._findings) + "\n")
+                    self._stream.write(words_of(self._findings) + progress_text(status) + "\n")
                     self._stream.flush()
         except (OSError, ValueError):
             self._stream = None
@@ -444,10 +446,12 @@ class _RichLine:
 
     def update(self, status: Status) -> None:
         if self._task is None:
-            self._task = self._progress.add_task("", total=max(1, status["target_steps"]), words="")
+            self._task = self._progress.add_task("", total=max(1, status["target_steps"]))
             self._progress.start()
-        self._progress.update(self._task, completed=min(status["env_steps"], status["target_steps"]),
-                              description=progress_text(status), words=words_of(status.get("findings", ())))
+        words = words_of(status.get("findings", ()))
+        text = (f"[bold red]{words}[/]" if words else "") + progress_text(status).replace("[", "\\[")
+        self._progress.update(
+            self._task, completed=min(status["env_steps"], status["target_steps"]), description=text)
         self._progress.refresh()
 
     def print(self, sentence: str) -> None:
@@ -466,9 +470,9 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
         from rich.progress import Progress as Rich
     except ImportError:  # the extra `cli` is not installed
         return None
-    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False),
-               TextColumn("{task.fields[words]}", style="bold red", markup=False))
-    return _RichLine(Rich(*columns, console=Console(file=stream), auto_refresh=False))
+    console, text = Console(file=stream), TextColumn("{task.description}")
+    columns = (BarColumn(bar_width=20), text) if console.width >= _LEAST_FOR_BAR else (text,)
+    return _RichLine(Rich(*columns, console=console, auto_refresh=False))
 
 
 def start_progress(title: str | None, log_dir: Path | None) -> Progress:
@@ -482,8 +486,8 @@ def start_progress(title: str | None, log_dir: Path | None) -> Progress:
 
 
 def words_of(findings: Sequence[Finding]) -> str:
-    """Return the words of findings, to be appended to the progress line; empty if there are none."""
-    return "".join(f"  {finding.word}" for finding in findings)
+    """Return the words of findings, with which the progress line begins; empty if there are none."""
+    return ", ".join(finding.word for finding in findings) + ":  " * bool(findings)
 
 
 def red(text: str) -> str:

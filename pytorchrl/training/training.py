@@ -43,6 +43,7 @@ from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.check import keyword_problems
 from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.support.code import Code
 from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import MetricsDict, OptionValue
@@ -99,7 +100,7 @@ def _make_learner(training: Training) -> tuple[Learner, Agent]:
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{_name_of(env)}"
-    learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, env, composition),
+    learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, source, composition),
                       state=training.state, **learner_options)
     if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
         monitored = _monitored(agent.train_envs_factory, learner.log_dir)
@@ -122,7 +123,8 @@ def _title(registration: Registration, env: EnvSource, composition: Composition)
     kind = f" ({presets.KINDS[name]})" if name in presets.KINDS else ""
     preset = f"preset {name!r}{kind}" if name else "no preset"
     steps = f"{composition.learner['target_steps']:,} env steps"
-    return f"{registration.label} on {_name_of(env)}: {', '.join([steps, preset, *rates])}"
+    shown = str(env) if isinstance(env, Code) else _name_of(env)
+    return f"{registration.label} on {shown}: {', '.join([steps, preset, *rates])}"
 
 
 def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionValue]]:

@@ -194,7 +194,7 @@ def test_startup_reports_immediately_what_it_waits_for(request, is_shown):
     if not is_shown:
         assert lines == []
         return
-    assert lines[:3] == ["run in runs/ppo-CartPole-v1-1", "starting Ray ...", "started 0 of 2 collection workers ..."]
+    assert lines[:3] == ["saved in runs/ppo-CartPole-v1-1", "starting Ray ...", "started 0 of 2 collection workers ..."]
     counts = [line for line in lines[3:] if line.startswith("started")]
     assert counts in (["started 2 of 2 collection workers"],
                       ["started 1 of 2 collection workers ...", "started 2 of 2 collection workers"])

@@ -11,11 +11,11 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
@@ -165,6 +165,16 @@ def _advice(name: str) -> str:
     if "/" in name and name.replace("/", "").isidentifier():
         hint += f" A module of PettingZoo is named with dots, {name.replace('/', '.')!r}"
     return meant + hint
+
+
+def version_warnings(env_fn: EnvFn) -> Iterator[str]:
+    """Yield a warning if an id has a newer version, as `gymnasium.make` warns if it gets the id itself."""
+    if not isinstance(env_fn, (str, EnvSpec)):
+        return
+    spec = find_spec(env_fn)
+    newest = find_highest_version(spec.namespace, spec.name)
+    if spec.version is not None and newest is not None and newest > spec.version:
+        yield f"the environment {spec.id} is out of date; consider its newest version, v{newest}"
 
 
 def registered_spec(env_fn: EnvFn) -> EnvSpec | None:

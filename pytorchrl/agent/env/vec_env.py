@@ -37,7 +37,7 @@ from pytorchrl.agent.env.common import (
 from pytorchrl.agent.env.guard import VectorResults, describe
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
-from pytorchrl.agent.env.single import MAKE_ONE, Blueprint, GivenEnv, registered_spec
+from pytorchrl.agent.env.single import MAKE_ONE, Blueprint, GivenEnv, registered_spec, version_warnings
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
@@ -182,7 +182,7 @@ class VecEnv(Part):
             found, obs = cls._probe(wide)
             if any(leaf.dtype == np.float64 and is_large(leaf) for leaf in obs.values()):
                 built, probe = wide, found
-        for text in wrapper_warnings(probe.vector):
+        for text in (*wrapper_warnings(probe.vector), *version_warnings(built.env_fn)):
             logger.warning("%s", text)
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
                           raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn))

@@ -171,7 +171,6 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
                                         "MODULE:CLASS"),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
-    (["train", "ppo"], "--env"),
     ([*TRAIN, "--lrr", "1e-3"], "unknown flag '--lrr'; did you mean --lr?"),
     ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),
     ([*TRAIN, "--learning-rate", "1e-3"], "did you mean --lr?"),
@@ -366,7 +365,7 @@ def test_json_is_the_last_line_with_exactly_the_published_fields(capsys):
     summary = json.loads(out.splitlines()[-1])
     assert set(summary) == {
         "env_steps", "seconds", "env_steps_per_s", "updates", "return_mean", "return_episodes", "policy_lag",
-        "ledger", "seed", "scheme", "log_dir"}
+        "findings", "ledger", "seed", "scheme", "log_dir"}
     assert set(summary["policy_lag"]) == {"mean", "max", "p50", "p90"}
     ledger = summary["ledger"]
     assert set(ledger) == {
@@ -437,7 +436,7 @@ def test_each_flag_of_enjoy_works_alone(capsys, played, flags, episodes, seed, d
     assert played == [("x", {"model": "best", "algorithm": None, "trust": False}), (episodes, how)]
     del played[:]
     assert run(capsys, "enjoy", "x", *flags, "--render", "human")[0] == 0
-    assert played == [("x", {"model": "model", "algorithm": None, "trust": False}), (episodes, how), (episodes, how)]
+    assert played == [("x", {"model": "model", "algorithm": None, "trust": False}), (episodes, how)]
 
 
 def test_enjoy_prints_the_statistics_of_the_returns(capsys, played):
@@ -462,7 +461,7 @@ def test_a_video_shows_sampled_actions_only_with_stochastic(capsys, tmp_path, mo
     assert asked == [{"num_episodes": 2, "seed": 3, "deterministic": deterministic}]
 
 
-def test_rendering_does_not_change_the_evaluation(capsys, tmp_path, monkeypatch):
+def test_the_rendered_episodes_are_those_that_are_counted(capsys, tmp_path, monkeypatch):
     folders = []
 
     def record_video(agent, video_dir, **options):
@@ -471,16 +470,18 @@ def test_rendering_does_not_change_the_evaluation(capsys, tmp_path, monkeypatch)
     monkeypatch.setattr(enjoy, "record_video", record_video)
     monkeypatch.setattr(enjoy, "show_episodes", lambda agent, **options: record_video(agent, "window", **options))
     assert run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path)[0] == 0
+    counted = list(load(tmp_path).evaluate(3, seed=99).returns)
     command = ("enjoy", tmp_path, "--episodes", 3, "--seed", 3)
-    plain = json.loads(run(capsys, *command, "--json")[1])
-    for flags in (("--render", "video"), ("--render", "human"), ("--render", "video", "--out", tmp_path / "films")):
+    assert json.loads(run(capsys, *command, "--json")[1])["returns"] != counted
+    videos, films = str(tmp_path / "videos"), str(tmp_path / "films")
+    for flags, folder in ((("--render", "video"), videos), (("--render", "human"), None),
+                          (("--render", "video", "--out", films), films)):
         found = json.loads(run(capsys, *command, *flags, "--json")[1])
-        assert len(found.pop("rendered_returns")) == 3
-        assert found == plain
-    assert folders == [str(tmp_path / "videos"), "window", str(tmp_path / "films")]
-    first, last = run(capsys, *command, "--render", "human")[1].splitlines()
-    assert first.startswith("showed 3 other episodes, with returns of ")
-    assert last == run(capsys, *command)[1].splitlines()[-1]
+        assert (found["returns"], found.get("videos")) == (counted, folder)
+    assert folders == [videos, "window", films]
+    out = run(capsys, *command, "--video", films)[1]
+    assert f"mean return of 3 evaluation episodes: {sum(counted) / 3:.2f} " in out
+    assert out.splitlines()[-1] == f"filmed in {films}"
 
 
 @pytest.mark.parametrize(("flags", "text"), [

@@ -164,7 +164,7 @@ def test_train_reports_the_directory_of_a_numbered_run(tmp_path, capsys):
         run = tmp_path / f"runs/ppo-CartPole-v1-{number}"
         assert agent.log_dir == run
         assert agent.summary["log_dir"] == str(run)
-        assert (f"run in {run}" in capsys.readouterr().err) == (number == 2)
+        assert (f"saved in {run}" in capsys.readouterr().err) == (number == 2)
         assert (run / "monitor_train_GWorker_0_CWorker_0.csv").exists()
         assert pytorchrl.load(run).log_dir == run
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"ppo-CartPole-v1-1", "ppo-CartPole-v1-2"}

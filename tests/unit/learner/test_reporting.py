@@ -11,15 +11,25 @@ import sys
 import numpy as np
 import pytest
 
+from pytorchrl.agent.data import Episode
 from pytorchrl.learner.reporting import (
+    EpisodeWindow,
     Means,
     Progress,
     RateWindow,
     Recorder,
     plain,
     progress_text,
+    red,
     to_json,
 )
+from pytorchrl.monitor.findings import Finding
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
 
 STATUS = {"env_steps": 500, "target_steps": 2000, "env_steps_per_s": 100.0, "return_mean": 21.5, "lag": 0.5,
           "workers": 4, "workers_missing": 0}
@@ -107,9 +117,73 @@ def test_the_last_means_are_shown_until_there_are_new_values():
 
 def test_progress_line_shows_steps_rate_return_lag_and_time_left():
     line = progress_text({**STATUS, "eval_return": 30.0})
-    for part in ("500/2,000 steps", "25%", "100 steps/s", "return 21.5", "eval 30.0", "lag 0.5", "left 0:15"):
+    for part in ("500/2,000 steps", "25%", "100 steps/s", "return 21.5", "eval 30.0", "lag 0.5 updates", "left 0:15"):
         assert part in line
-    assert "workers" not in line
+    assert not {"workers", "dropped"} & set(line.split())
+
+
+@pytest.mark.parametrize(("changed", "shown", "hidden"), [
+    ({"batch_lag": 1.25}, "lag 1.2 batches", "updates"), ({"batch_lag": 0.0}, "lag 0.0 batches", "updates"),
+    ({"lag": 0.0}, "return 21.5", "lag"),  # without a lag, as in synchronous collection
+    ({"dropped_share": 0.255}, "dropped 26%", "%%"), ({"dropped_share": 0.009}, "return 21.5", "dropped"),
+    ({"env_steps": 2345}, "2,000/2,000 steps  100%", "2,345"), ({"env_steps": 1999}, "1,999/2,000 steps  100%", "left -"),
+    ({"target_steps": 0, "env_steps": 0}, "0/0 steps", "nan"),
+])
+def test_progress_line_shows_lag_and_drops_where_they_exist_and_no_more_than_the_target(changed, shown, hidden):
+    line = progress_text({**STATUS, **changed})
+    assert shown in line
+    assert hidden not in line
+
+
+FOUND = (Finding("lag", "the data are old"), Finding("NaN", "updates were skipped"))
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_findings_are_red_words_in_a_terminal_and_sentences_once_and_at_the_end(monkeypatch, has_rich):
+    if not has_rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.show(STATUS)
+    assert "lag " in stream.getvalue()
+    for found in (FOUND[:1], FOUND[:1], FOUND):
+        progress.show({**STATUS, "findings": found})
+    progress.show({**STATUS, "findings": FOUND}, last=True)
+    assert stream.getvalue().count("the data are old") == stream.getvalue().count("updates were skipped") == 1
+    assert "lag, NaN: " in stream.getvalue()
+    assert "31m" in stream.getvalue()  # red
+    progress.close()
+    progress.close()
+    assert stream.getvalue().count("the data are old") == stream.getvalue().count("updates were skipped") == 2
+    assert stream.getvalue().endswith("\x1b[31mthe data are old\x1b[0m\n\x1b[31mupdates were skipped\x1b[0m\n")
+
+
+def test_findings_outside_a_terminal_have_no_color(monkeypatch):
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.show({**STATUS, "findings": FOUND[:1]})
+    progress.close()
+    first, line, last = stream.getvalue().splitlines()
+    assert first == last == "the data are old"
+    assert line.startswith("lag:  ")
+    assert "\x1b" not in stream.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert red("text") == "text"
+
+
+def test_the_range_of_returns_covers_the_whole_run():
+    window = EpisodeWindow(size=2)
+    assert window.return_range is None
+    for value in (3.0, -1.0, 2.0, 2.0):
+        window.extend([Episode(value, 1, 0.0, 0, terminated=True)])
+    assert window.return_range == {"min": -1.0, "max": 3.0}
+    again = EpisodeWindow(size=2)
+    again.restore(json.loads(json.dumps(window.state())))
+    assert (again.return_range, again.return_mean) == (window.return_range, 2.0)
+    empty = EpisodeWindow()
+    empty.restore(EpisodeWindow().state())
+    assert empty.return_range is None
 
 
 def test_progress_line_shows_missing_workers():
@@ -134,11 +208,6 @@ def test_lines_outside_a_terminal_become_less_frequent(monkeypatch):
     assert 5 <= len(lines) <= 12
     progress.show({**STATUS, "env_steps": 600}, last=True)
     assert len(stream.getvalue().splitlines()) == len(lines) + 1
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_the_last_line_is_shown_once_and_again_only_with_new_figures():

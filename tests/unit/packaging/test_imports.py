@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "profile": {"errors", "support", "files", "monitor", "scheme"},
     "export": {"errors", "support", "files", "agent"},
     "callbacks": {"errors", "support", "files", "agent", "monitor"},
-    "learner": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks"},
+    "learner": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks", "monitor"},
     "training": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks", "export", "learner"},
     "play": {"errors", "support", "files", "agent", "envs", "scheme", "training"},
     "cli": {"errors", "support", "files", "agent", "envs", "scheme", "monitor", "analysis", "profile", "export",

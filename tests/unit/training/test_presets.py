@@ -182,14 +182,20 @@ def test_wrong_options_of_environments_without_a_suite_are_reported_with_those_o
         train("ppo", env_with(VECTOR, BUTTONS), num_envs=0, lr=-1.0, num_eval_envs=0)
 
 
-def test_the_first_line_names_the_preset_the_target_and_where_the_options_stand(capsys):
+def test_the_first_lines_say_what_is_trained_with_what_and_where_it_is_saved(capsys, tmp_path):
     train("ppo", env_with(VECTOR, BUTTONS), target_steps=1024, num_epochs=1)
-    line = capsys.readouterr().err.splitlines()[0]
-    assert line == ("ppo, preset 'vectors' (discrete actions, no images): 1,024 env steps, lr=linear(0.001, 0.0); "
-                    "all its options: --help or presets.preset('ppo', 'vectors')")
-    train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1)
-    assert capsys.readouterr().err.startswith(
-        "ppo, preset 'classic': 1,024 env steps, lr=linear(0.001, 0.0); all its options:")
+    assert capsys.readouterr().err.splitlines()[0].endswith(
+        ": 1,024 env steps, preset 'vectors' (discrete actions, no images), lr=linear(0.001, 0.0)")
+    agent = train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1, seed=5, log_dir=tmp_path / "run")
+    count = sum(parameter.numel() for parameter in agent.agent.actor_factory(device="cpu", seed=0).parameters())
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "ppo on CartPole-v1: 1,024 env steps, preset 'classic', lr=linear(0.001, 0.0)",
+        f"saved in {tmp_path / 'run'}", f"seed 5, cpu, 1 worker with 8 environments, {count:,} parameters"]
+    train("ppo", "CartPole-v1", target_steps=64, num_epochs=1, num_envs=1, num_steps=32, num_col_workers=2,
+          runtime="simulated")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "nothing is saved, because there is no log_dir"
+    assert "cpu, 2 collection workers (simulated) with 1 environment each, " in "".join(lines)
     train("ppo", "CartPole-v1", target_steps=1024, num_epochs=1, progress=False)
     assert capsys.readouterr().err == ""
 
