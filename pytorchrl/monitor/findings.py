@@ -47,7 +47,7 @@ def find(record: Mapping[str, object], target_steps: int, *, has_ended: bool) ->
     done = 1.0 if has_ended else count(record, "env_steps") / max(1, target_steps)
     if not count(record, "ledger", "collected"):
         return []
-    return [*_nan(record), *_lag(record, done), *_dropped(record, done), *_updates(record, done),
+    return [*_nan(record), *_lag(record, done), *_dropped(record, done), *_updates(record, done, target_steps),
             *_episodes(record, done), *_faults(record, done)]
 
 
@@ -89,11 +89,14 @@ def _dropped(record: Mapping[str, object], done: float) -> Iterator[Finding]:
                              f"of {main}; {_REMEDIES.get(main, 'see the ledger')}")
 
 
-def _updates(record: Mapping[str, object], done: float) -> Iterator[Finding]:
-    is_explained = bool([*_nan(record), *_dropped(record, done)])
-    if done >= _HALF and not count(record, "updates") and not is_explained:
-        yield Finding("no updates", f"no update was made in {count(record, 'env_steps'):,} env steps; raise "
-                                    "target_steps, or lower start_steps, num_steps or train_batch_size")
+def _updates(record: Mapping[str, object], done: float, target_steps: int) -> Iterator[Finding]:
+    updates, steps = count(record, "updates"), count(record, "env_steps")
+    # Collection goes on until the first update is possible, even beyond the target.
+    is_late = not updates or (updates == 1 and steps > 2 * target_steps)
+    if done >= _HALF and is_late and not [*_nan(record), *_dropped(record, done)]:
+        made = "1 update was" if updates else "no update was"
+        yield Finding("no updates", f"{made} made in {steps:,} env steps, with a target of {target_steps:,}; lower "
+                                    "start_steps, num_steps or train_batch_size, or raise target_steps")
 
 
 def _episodes(record: Mapping[str, object], done: float) -> Iterator[Finding]:

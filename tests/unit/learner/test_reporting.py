@@ -126,7 +126,8 @@ def test_progress_line_shows_steps_rate_return_lag_and_time_left():
     ({"batch_lag": 1.25}, "lag 1.2 batches", "updates"), ({"batch_lag": 0.0}, "lag 0.0 batches", "updates"),
     ({"lag": 0.0}, "return 21.5", "lag"),  # without a lag, as in synchronous collection
     ({"dropped_share": 0.255}, "dropped 26%", "%%"), ({"dropped_share": 0.009}, "return 21.5", "dropped"),
-    ({"env_steps": 2345}, "2,000/2,000 steps  100%", "2,345"), ({"env_steps": 1999}, "1,999/2,000 steps  100%", "left -"),
+    ({"env_steps": 2345}, "2,000/2,000 steps  100%", "2,345"),
+    ({"env_steps": 1000}, "1,000/2,000 steps   50%", "left -"),
     ({"target_steps": 0, "env_steps": 0}, "0/0 steps", "nan"),
 ])
 def test_progress_line_shows_lag_and_drops_where_they_exist_and_no_more_than_the_target(changed, shown, hidden):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -69,10 +70,11 @@ WRONG = {  # name of the run -> (algorithm, environment, options, word, what the
                                                "max_env_restarts": 1000, "target_steps": 200}, "environments",
                             "give on_env_error='raise'"),
 }
+REPLAY = {"start_steps": 100, "target_steps": 900, "update_every": 100, "num_updates": 4}  # 400 steps are an episode
 RIGHT = {
     "ppo": ("ppo", "CartPole-v1", {}), "a2c": ("a2c", "CartPole-v1", {}),
-    "dqn": ("dqn", "CartPole-v1", {"start_steps": 100}), "sac": ("sac", "Pendulum-v1", {"start_steps": 100}),
-    "td3": ("td3", "Pendulum-v1", {"start_steps": 100}), "ddpg": ("ddpg", "Pendulum-v1", {"start_steps": 100}),
+    "dqn": ("dqn", "CartPole-v1", {"start_steps": 100}), "sac": ("sac", "Pendulum-v1", REPLAY),
+    "td3": ("td3", "Pendulum-v1", REPLAY), "ddpg": ("ddpg", "Pendulum-v1", REPLAY),
     "r2d2": ("r2d2", "CartPole-v1", {"start_steps": 100}),
     "ppo async": ("ppo", "CartPole-v1", {**ASYNC}), "impala": ("impala", "CartPole-v1", {**ASYNC}),
     "appo": ("appo", "CartPole-v1", {**ASYNC}),
@@ -90,6 +92,11 @@ def run(algorithm, env, options, **others):
     return learner
 
 
+def without_numbers(text):
+    """Return text without numbers, because those of the last steps are known only when all workers have stopped."""
+    return re.sub(r"[\d,.]*\d", "#", text)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
     algorithm, env, options, word, text = WRONG[name]
@@ -97,14 +104,13 @@ def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
     sentences = learner.summary()["findings"]
     assert any(text in sentence for sentence in sentences), sentences
     assert len(sentences) == 1, sentences
-    err = capsys.readouterr().err
-    assert err.rstrip().endswith(sentences[0])  # at the end
+    assert without_numbers(capsys.readouterr().err.splitlines()[-1]) == without_numbers(sentences[0])  # at the end
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["findings"] == sentences
     found = find(learner.get_metrics(), learner.target_steps, has_ended=True)
     assert [finding.word for finding in found] == [word]
     assert main(["doctor", str(tmp_path / "run")]) == 1  # the same sentence from the files
-    assert capsys.readouterr().out == f"{sentences[0]}\n"
+    assert without_numbers(capsys.readouterr().out) == without_numbers(f"{sentences[0]}\n")
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -148,7 +154,9 @@ def changed(**entries):
     (changed(return_range={"min": 1.0, "max": 1.0}), 1000, False, ["constant return"]),
     (changed(return_range={"min": 1.0, "max": 1.0}, return_episodes=19), 1000, True, []),
     (changed(return_range={"min": 20.0, "max": 500.0}), 500, True, []),  # solved: constant, but only in the end
-    (changed(updates=0), 1001, False, []), (changed(updates=0), 1000, False, ["no updates"]),
+    (changed(updates=1), 250, True, []), (changed(updates=1), 249, True, ["no updates"]),
+    (changed(updates=2), 1, True, []), (changed(updates=0), 1001, False, []),
+    (changed(updates=0), 1000, False, ["no updates"]),
     (changed(updates=0, scheme__updates_skipped_nan=5), 1000, True, ["NaN"]),
     (changed(scheme__workers_missing=1), 1000, False, []), (changed(scheme__workers_missing=1), 500, True, ["workers"]),
     (changed(scheme__envs_restarted=2), 500, True, []),
