@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.monitor.findings import find
 from pytorchrl.monitor.view import read_run
 
 
@@ -19,8 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     view = read_run(parser.parse(arguments).run_dir.expanduser())
-    found = find(view.latest, view.target_steps, has_ended=view.state == "ended")
-    sentences = [*view.problems, *(finding.sentence for finding in found)]
+    sentences = [*view.problems, *(finding.sentence for finding in view.findings)]
     if view.state == "silent":
         sentences.append(f"no record was written for {view.age_s:,.0f} s, and the run has not ended; it was perhaps "
                          "killed")

@@ -13,7 +13,7 @@ from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.fit import learned_kind
 from pytorchrl.errors import StoppedError, WorkerLostError
 from pytorchrl.learner.reporting import EpisodeWindow, Means, RateWindow, next_multiple
-from pytorchrl.monitor.findings import Finding, dropped_share, find
+from pytorchrl.monitor.findings import RunFinding, dropped_share, find
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import MetricsDict, StateDict
 
@@ -138,7 +138,7 @@ class Measurements:
         return None if updates is None else {
             "mean": lag / updates, "tolerated": learned_kind(self._scheme.agent.algo_factory).tolerated_lag}
 
-    def findings(self, *, has_ended: bool, metrics: MetricsDict | None = None) -> list[Finding]:
+    def findings(self, *, has_ended: bool, metrics: Mapping[str, object] | None = None) -> list[RunFinding]:
         """Return what goes wrong in the run; `metrics` are those of this moment, None: they are measured."""
         if not self._has_started:
             return []

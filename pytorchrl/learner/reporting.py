@@ -19,7 +19,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.files.atomic import put_in_place, with_checksum
 from pytorchrl.files.lines import AppendedFile
 from pytorchrl.files.run_directory import METRICS_FILE, RUN_FORMAT
-from pytorchrl.monitor.findings import Finding
+from pytorchrl.monitor.findings import RunFinding
 from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
 
@@ -355,7 +355,7 @@ class Progress:
         self._live: _RichLine | None = None
         self._width = 0
         self._shown: tuple[object, ...] = ()  # the figures of the last line, outside a terminal
-        self._findings: Sequence[Finding] = ()
+        self._findings: Sequence[RunFinding] = ()
         self._told: set[str] = set()  # the words of findings whose sentences were printed
         # Outside a terminal, lines are not overwritten, so the pauses between lines grow from one to sixty seconds.
         self._pause_s, self._next_line = 1.0, 0.0
@@ -485,7 +485,7 @@ def start_progress(title: str | None, log_dir: Path | None) -> Progress:
     return progress
 
 
-def words_of(findings: Sequence[Finding]) -> str:
+def words_of(findings: Sequence[RunFinding]) -> str:
     """Return the words of findings, with which the progress line begins; empty if there are none."""
     return ", ".join(finding.word for finding in findings) + ":  " * bool(findings)
 

@@ -25,7 +25,7 @@ _REMEDIES = {
 }
 
 
-class Finding(NamedTuple):
+class RunFinding(NamedTuple):
     """Something that goes wrong in a run."""
 
     word: str
@@ -34,7 +34,10 @@ class Finding(NamedTuple):
     """What is wrong, and what to do."""
 
 
-def find(record: Mapping[str, object], target_steps: int, *, has_ended: bool) -> list[Finding]:
+Found = Iterator[RunFinding]
+
+
+def find(record: Mapping[str, object], target_steps: int, *, has_ended: bool) -> list[RunFinding]:
     """Return what goes wrong in a run, the most serious first; empty if nothing looks wrong.
 
     Args:
@@ -62,61 +65,62 @@ def _reasons(record: Mapping[str, object]) -> dict[str, int]:
     return {reason: count(reasons, reason) for reason in reasons if reason not in _OF_THE_END}
 
 
-def _nan(record: Mapping[str, object]) -> Iterator[Finding]:
+def _nan(record: Mapping[str, object]) -> Found:
     if skipped := count(record, "scheme", "updates_skipped_nan"):
-        yield Finding("NaN", f"{skipped:,} of {skipped + count(record, 'updates'):,} updates were skipped, because the "
-                             "loss or the gradient was NaN or infinite; lower lr, or let keep_bad_batches save the "
-                             "batches")
+        yield RunFinding("NaN", f"{skipped:,} of {skipped + count(record, 'updates'):,} updates were skipped, because "
+                         "the loss or the gradient was NaN or infinite; lower lr, or let keep_bad_batches save the "
+                         "batches")
 
 
-def _lag(record: Mapping[str, object], done: float) -> Iterator[Finding]:
+def _lag(record: Mapping[str, object], done: float) -> Found:
     lag, tolerated = number(record, "batch_lag", "mean"), number(record, "batch_lag", "tolerated")
     if done < _EARLY or lag is None or tolerated is None or lag <= tolerated:
         return
     waits = (number(record, "scheme", "policy_lag_queue_mean") or 0.0) > (
         number(record, "scheme", "policy_lag_collect_mean") or 0.0)
     remedy = "lower queue_size" if waits else "use fewer collection workers, or a train_batch_size of several rollouts"
-    yield Finding("lag", f"the data are {lag:.1f} train batches old at their first use, and this algorithm tolerates "
-                         f"{tolerated:g}; {remedy}, or use APPO or IMPALA, which correct for lag")
+    yield RunFinding("lag", f"the data are {lag:.1f} train batches old at their first use, and this algorithm "
+                     f"tolerates {tolerated:g}; {remedy}, or use APPO or IMPALA, which correct for lag")
 
 
-def _dropped(record: Mapping[str, object], done: float) -> Iterator[Finding]:
+def _dropped(record: Mapping[str, object], done: float) -> Found:
     reasons, collected = _reasons(record), count(record, "ledger", "collected")
-    if done < _EARLY or 2 * sum(reasons.values()) <= collected:
+    dropped = sum(reasons.values())
+    if done < _EARLY or 2 * dropped <= collected:
         return
     main = max(reasons, key=lambda reason: reasons[reason])
-    yield Finding("dropped", f"{sum(reasons.values()):,} of {collected:,} env steps were dropped, most of them because "
-                             f"of {main}; {_REMEDIES.get(main, 'see the ledger')}")
+    yield RunFinding("dropped", f"{dropped:,} of {collected:,} env steps were dropped, most of them because of {main}; "
+                     f"{_REMEDIES.get(main, 'see the ledger')}")
 
 
-def _updates(record: Mapping[str, object], done: float, target_steps: int) -> Iterator[Finding]:
+def _updates(record: Mapping[str, object], done: float, target_steps: int) -> Found:
     updates, steps = count(record, "updates"), count(record, "env_steps")
     # Collection goes on until the first update is possible, even beyond the target.
     is_late = not updates or (updates == 1 and steps > 2 * target_steps)
     if done >= _HALF and is_late and not [*_nan(record), *_dropped(record, done)]:
         made = "1 update was" if updates else "no update was"
-        yield Finding("no updates", f"{made} made in {steps:,} env steps, with a target of {target_steps:,}; lower "
-                                    "start_steps, num_steps or train_batch_size, or raise target_steps")
+        yield RunFinding("no updates", f"{made} made in {steps:,} env steps, with a target of {target_steps:,}; lower "
+                         "start_steps, num_steps or train_batch_size, or raise target_steps")
 
 
-def _episodes(record: Mapping[str, object], done: float) -> Iterator[Finding]:
+def _episodes(record: Mapping[str, object], done: float) -> Found:
     episodes = count(record, "return_episodes")
     lowest, highest = (number(record, "return_range", end) for end in ("min", "max"))
     if done < _HALF:
         return
     if not episodes and item(record, "return_episodes") is not None:
-        yield Finding("no episodes", f"no episode has ended in {count(record, 'env_steps'):,} env steps, so there is "
-                                     "no return; raise target_steps, or give max_episode_steps")
+        yield RunFinding("no episodes", f"no episode has ended in {count(record, 'env_steps'):,} env steps, so there "
+                         "is no return; raise target_steps, or give max_episode_steps")
     elif episodes >= _LEAST_EPISODES and lowest is not None and lowest == highest:
-        yield Finding("constant return", f"all episodes had the same return, {lowest:g}, so there was nothing to learn "
-                                         "from; check the rewards, or raise the exploration")
+        yield RunFinding("constant return", f"all episodes so far have had the same return, {lowest:g}, so there was "
+                         "nothing to learn from; check the rewards, or raise the exploration")
 
 
-def _faults(record: Mapping[str, object], done: float) -> Iterator[Finding]:
+def _faults(record: Mapping[str, object], done: float) -> Found:
     missing, restarts = count(record, "scheme", "workers_missing"), count(record, "scheme", "envs_restarted")
     if done >= 1.0 and missing:
-        yield Finding("workers", f"{missing} of {count(record, 'scheme', 'workers')} remote workers are lost and were "
-                                 "not replaced; look in the log for the reason")
+        yield RunFinding("workers", f"{missing} of {count(record, 'scheme', 'workers')} remote workers are lost and "
+                         "were not replaced; look in the log for the reason")
     if restarts >= _LEAST_RESTARTS and restarts * _ENV_STEPS_PER_RESTART > count(record, "env_steps"):
-        yield Finding("environments", f"environments failed and were restarted {restarts:,} times; look in the log for "
-                                      "their errors, or give on_env_error='raise'")
+        yield RunFinding("environments", f"environments failed and were restarted {restarts:,} times; look in the log "
+                         "for their errors, or give on_env_error='raise'")

@@ -39,10 +39,11 @@ def frame(view: RunView, width: int, height: int) -> RenderableType:
     from rich.table import Table
 
     wide = width >= _WIDE
-    problems = [_plain(problem, "bold red") for problem in view.problems]
+    sentences = [*view.problems, *(f"{finding.word}: {finding.sentence}" for finding in view.findings)]
+    problems = [_folded(sentence, "bold red") for sentence in sentences]
     head: list[RenderableType] = [_title(view), *problems, _progress(view, width), _bottleneck(view)]
     right: list[RenderableType] = [_shares(view, width // 2 if wide else width), _waits(view), _facts(view)]
-    used = 14 + (0 if wide else 16)
+    used = 14 + (0 if wide else 16) + sum(1 + len(sentence) // width for sentence in sentences)
     left: list[RenderableType] = [_flow(view), _workers(view, max(4, height - used))]
     if not wide:
         return Group(*head, *left, *right)
@@ -57,6 +58,12 @@ def _plain(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _folded(text: str, style: str) -> Text:
+    from rich.text import Text
+
+    return Text(printable(text), style=style, overflow="fold")
 
 
 def _table(*columns: tuple[str, str], title: str = "") -> Table:
@@ -89,7 +96,7 @@ def _progress(view: RunView, width: int) -> Text:
     steps, target, rate = view.env_steps, view.target_steps, view.rates.get("collected_steps")
     share = min(1.0, steps / target) if target else 0.0
     returns = "-" if view.return_mean is None else f"{view.return_mean:.1f}"
-    figures = f" {steps:,}/{target:,} steps {share:.0%}  {compact(rate)} steps/s  return {returns}"
+    figures = f" {min(steps, target):,}/{target:,} steps {share:.0%}  {compact(rate)} steps/s  return {returns}"
     if view.eval_return is not None:
         figures += f"  eval {view.eval_return:.1f}"
     if view.state == "running" and rate:

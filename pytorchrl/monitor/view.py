@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 from pytorchrl.monitor import time_shares
+from pytorchrl.monitor.findings import RunFinding, find
 from pytorchrl.monitor.reading import (
     Record,
     Records,
@@ -165,6 +166,11 @@ class RunView:
     def eval_return(self) -> float | None:
         """Mean raw return of the latest evaluation; None before the first evaluation."""
         return number(self.latest, "evaluation", "return_mean")
+
+    @property
+    def findings(self) -> list[RunFinding]:
+        """The findings about the run: what looks wrong, the most serious first."""
+        return find(self.latest, self.target_steps, has_ended=self.state == "ended")
 
     @property
     def policy_lag(self) -> Lag | None:

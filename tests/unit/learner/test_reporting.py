@@ -23,7 +23,7 @@ from pytorchrl.learner.reporting import (
     red,
     to_json,
 )
-from pytorchrl.monitor.findings import Finding
+from pytorchrl.monitor.findings import RunFinding
 
 
 class Terminal(io.StringIO):
@@ -136,7 +136,7 @@ def test_progress_line_shows_lag_and_drops_where_they_exist_and_no_more_than_the
     assert hidden not in line
 
 
-FOUND = (Finding("lag", "the data are old"), Finding("NaN", "updates were skipped"))
+FOUND = (RunFinding("lag", "the data are old"), RunFinding("NaN", "updates were skipped"))
 
 
 @pytest.mark.parametrize("has_rich", [True, False])

@@ -111,6 +111,8 @@ def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
     assert [finding.word for finding in found] == [word]
     assert main(["doctor", str(tmp_path / "run")]) == 1  # the same sentence from the files
     assert without_numbers(capsys.readouterr().out) == without_numbers(f"{sentences[0]}\n")
+    assert main(["watch", str(tmp_path / "run"), "--once", "--width", "400"]) == 0
+    assert f"{word}: {without_numbers(sentences[0])}" in without_numbers(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", RIGHT)
