@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.support.display import Displayed, Row, figure, wrapped
 from pytorchrl.support.untyped import BatchOfKind, FieldValue, MetricsDict, Numeric, Payload
 
 OBS_LEAF = "obs"
@@ -97,9 +98,12 @@ class Episode(NamedTuple):
     """With several agents, the mean return of each policy's agents; `env_return` is then the sum over agents."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of an evaluation: raw returns and lengths of the requested number of episodes."""
+@dataclass(frozen=True, repr=False)
+class Evaluation(Displayed):
+    """The result of an evaluation: raw returns and lengths of the requested number of episodes.
+
+    Printing it shows the number of episodes, and the mean and the standard deviation of their returns.
+    """
 
     version: int
     """Version of the weights: the number of updates that produced them."""
@@ -117,6 +121,21 @@ class Evaluation:
     def return_std(self) -> float:
         """Standard deviation of the returns."""
         return float(np.std(self.returns))
+
+    def __repr__(self) -> str:
+        """Return text with the mean and the standard deviation of the returns, and the number of episodes."""
+        items = [f"return_mean={figure(self.return_mean)}", f"return_std={figure(self.return_std)}",
+                 f"episodes={len(self.returns)}"]
+        items += [f"{policy}={figure(float(np.mean(values)))}" for policy, values in self.policy_returns.items()]
+        return wrapped("Evaluation(", items, ")")
+
+    def _rows(self) -> list[Row]:
+        means = [(policy, float(np.mean(values))) for policy, values in self.policy_returns.items()]
+        return [("return", [f"{figure(self.return_mean)} ± {figure(self.return_std)} (mean, standard deviation)"]),
+                ("lowest, highest", [figure(min(self.returns)), figure(max(self.returns))]),
+                ("by policy", [f"{policy} {figure(mean)}" for policy, mean in means]),
+                ("episodes", [f"{len(self.returns)}"]),
+                ("length", [f"{figure(float(np.mean(self.lengths)))} env steps (mean)"])]
 
     def metrics(self) -> MetricsDict:
         """Return the evaluation's entries in the learner's metrics."""

@@ -24,6 +24,7 @@ from pytorchrl.files.run_directory import (
     no_run,
 )
 from pytorchrl.monitor.reading import mapping, number, problem_of_records, read_object
+from pytorchrl.support.display import Displayed, Row, shortened, wrapped
 
 # Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.
 _IGNORED = {"seed", "log_dir", "progress", "tensorboard", "resume", "overwrite", "record", "replay", "checkpoint_every",
@@ -33,9 +34,9 @@ _LARGEST_RECORDS = 512 << 20
 SCORES = ("last", "area")
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The description of a run.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Run(Displayed):
+    """The description of a run. Printing it shows everything but the settings.
 
     Attributes:
         path: Directory of the run.
@@ -51,6 +52,17 @@ class Run:
     seed: int | None
     settings: Mapping[str, object]
     given: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        """Return one line that names the directory, the algorithm, the environment and the seed."""
+        shown = {"algorithm": self.settings.get("algorithm"), "env": self.task, "seed": self.seed}
+        return wrapped("Run(", [repr(str(self.path)), *(
+            shortened(f"{name}={value!r}") for name, value in shown.items() if value is not None)], ")")
+
+    def _rows(self) -> list[Row]:
+        algorithm = self.settings.get("algorithm")
+        return [("directory", [str(self.path)]), ("algorithm", [] if algorithm is None else [str(algorithm)]),
+                ("env", [self.task]), ("seed", [] if self.seed is None else [str(self.seed)])]
 
 
 @dataclasses.dataclass(frozen=True)

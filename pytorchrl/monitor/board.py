@@ -18,11 +18,12 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import RUN_FILE
-from pytorchrl.monitor.charts import escape, sparkline
+from pytorchrl.monitor.charts import sparkline
 from pytorchrl.monitor.page import document, report, state_of
 from pytorchrl.monitor.style import REFRESH, TOGGLE, policy
 from pytorchrl.monitor.units import compact, percent
 from pytorchrl.monitor.view import Reader, RunView, read_run
+from pytorchrl.support.display import escape
 
 ADDRESS = "127.0.0.1"
 _DEPTH, _MOST_RUNS = 3, 1000

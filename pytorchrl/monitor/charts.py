@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 
 from pytorchrl.monitor.units import compact
-from pytorchrl.support.terminal import printable
+from pytorchrl.support.display import escape
 
 Points = Sequence[tuple[float, float]]
 
@@ -16,11 +15,6 @@ COLORS = 8
 _MOST_POINTS = 400
 _WIDTH, _HEIGHT = 560, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 20, 12, 28
-
-
-def escape(text: object) -> str:
-    """Escape text for HTML and SVG: control and format characters become visible, and `&<>"'` become entities."""
-    return html.escape(printable(text), quote=True)
 
 
 def curves(lines: Sequence[tuple[str, Points]], x_name: str) -> str:

@@ -1,6 +1,6 @@
 """Write an HTML page about one or more runs; the page needs no network and no other files.
 
-Every text of a run is escaped by `charts.escape`. The content security policy of the page allows only the script of the
+Every text of a run is escaped by `display.escape`. The content security policy of the page allows only the script of the
 page.
 """
 
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
-from pytorchrl.monitor.charts import COLORS, bars, curves, escape, histogram, stacked
+from pytorchrl.monitor.charts import COLORS, bars, curves, histogram, stacked
 from pytorchrl.monitor.reading import Record, mapping, number, text
 from pytorchrl.monitor.style import STYLE, TOGGLE, policy
 from pytorchrl.monitor.units import clock, compact, percent
 from pytorchrl.monitor.view import Lag, RunView
+from pytorchrl.support.display import escape
 
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 _MOST_MEDIA, _MOST_MEDIA_BYTES = 4, 16 << 20

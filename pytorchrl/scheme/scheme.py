@@ -16,6 +16,7 @@ from pytorchrl.agent.data import Episode, Evaluation
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.names import checked_names
+from pytorchrl.agent.option_values.text import items_of
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
@@ -33,7 +34,15 @@ from pytorchrl.scheme.options.base import ASYNC
 from pytorchrl.scheme.options.collection import AsynchronousCollection, Collection, ReplayCollection
 from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
 from pytorchrl.scheme.options.run import RuntimeKind
-from pytorchrl.scheme.options.settings import STORAGE_KEYWORDS, Settings, gradients_of, known_keywords
+from pytorchrl.scheme.options.settings import (
+    LEVELS,
+    STORAGE_KEYWORDS,
+    Settings,
+    gradients_of,
+    items_of_kinds,
+    known_keywords,
+    names_of_level,
+)
 from pytorchrl.scheme.options.updates import GradientKind, GradientPattern
 from pytorchrl.scheme.recording.record import RecordWriter, describe, read_record
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
@@ -41,6 +50,7 @@ from pytorchrl.scheme.replay.storage_options import options_in_settings, with_se
 from pytorchrl.scheme.supervision.evaluation import Evaluations
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.updates.u_worker import UWorker
+from pytorchrl.support.display import Displayed, Row, table_text
 from pytorchrl.support.signals import interrupt_as_usual, undivided
 from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.threads import Stoppable, in_turn
@@ -84,12 +94,13 @@ def check_scheme(scheme: T) -> T:
 
 @brief_errors_of("__init__", "from_factory", "start", "step", "resize", "drain", "checkpoint", "resume", "stop",
                  "update_algorithm_parameter", "save_model", "start_evaluation", "poll_evaluation", "wait_evaluation")
-class Scheme(Architectures, Stoppable):
+class Scheme(Architectures, Displayed, Stoppable):
     """An agent and the worker tree that trains it. The constructor checks all settings; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
     (`from_factory`). A kind is a class of options, e.g. for asynchronous collection. All forms build the same tree. An
     option has the same name in every form; the documentation page "Options" shows its default, range and help text.
+    The `repr` shows the settings that were given, and `print(scheme)` shows all settings.
 
     Args:
         algo_factory: Factory of the algorithm, e.g. `PPO.create_factory(...)`.
@@ -122,6 +133,8 @@ class Scheme(Architectures, Stoppable):
                  gradients: GradientKind | None = None, runtime: RuntimeKind | str | None = None,
                  supervision: Supervisor.Options | None = None, **settings: Unpack[SchemeKeywords]) -> None:
         keywords: dict[str, object] = {**settings}
+        kinds = {"collection": collection, "gradients": gradients, "runtime": runtime, "supervision": supervision}
+        self._given = items_of(keywords) + items_of_kinds(kinds)
         for_storage = {name: keywords.pop(name) for name in STORAGE_KEYWORDS if name in keywords}
         nested, problems = Settings.from_keywords(
             keywords, collection=collection, gradients=gradients, runtime=runtime, supervision=supervision)
@@ -184,9 +197,14 @@ class Scheme(Architectures, Stoppable):
         return cls(col.algo_factory, col.actor_factory, col.storage_factory, col.train_envs_factory, test_envs_factory,
                    collection=gradients.collection, gradients=kind, runtime=runtime, **others)
 
-    def __repr__(self) -> str:
-        agent = [f"  {name}={factory!r}" for name, factory in self.agent.as_dict().items()]
-        return "Scheme(\n" + ",\n".join([*agent, *(f"  {k}={v!r}" for k, v in self.settings.items())]) + ")"
+    def _rows(self) -> list[Row]:
+        return [*self.agent._rows(), ("settings", self._given)]
+
+    def __str__(self) -> str:
+        """Return text with every setting, by level; `repr` shows only the settings that were given."""
+        levels = {level: names_of_level(level) for level in LEVELS} | {"storage": [*STORAGE_KEYWORDS]}
+        rows = [(level, [f"{name}={self.settings[name]!r}" for name in names]) for level, names in levels.items()]
+        return table_text(type(self).__name__, [*self.agent._rows(), *rows])
 
     # Start and stop, steps and checkpoints
 

@@ -2,13 +2,13 @@
 
 `run.json` contains two descriptions. `agent` contains every option of each part of the agent, and is written even if
 the run was started without `train`; `load` builds the agent from `agent`. `recipe` contains only the arguments of
-`train` and the options of the preset; `--config` and `compare` read `recipe`.
+`train` and the options of the preset, and names those that the user gave; `--config` and `compare` read `recipe`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import gymnasium as gym
@@ -20,6 +20,7 @@ from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.option_values.descriptions import (
     FACTORY,
     Find,
+    by_name,
     code_in,
     factory_from_json,
     find_by_import,
@@ -46,12 +47,42 @@ _ACTING = ("noise_std",)
 """Algorithm options that affect acting. `load` ignores all other algorithm options whose values are code."""
 
 
-def describe(registration: Registration, env: object, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments of `train` as JSON values, or an empty dictionary if the environment is not an id."""
+def describe(
+    registration: Registration, env: object, options: Mapping[str, object], given: Iterable[str],
+) -> dict[str, object]:
+    """Return the arguments of `train` as JSON values, or an empty dictionary if the environment is not an id.
+
+    Args:
+        registration: The algorithm.
+        env: The environment.
+        options: The user's options and those of the preset.
+        given: Names of the user's options.
+    """
     if not isinstance(env, (str, Code)):
         return {}
-    return {"algorithm": registration.reference, "env": str(env),
+    return {"algorithm": registration.reference, "env": str(env), "given": [name for name in given if name in options],
             "options": {name: to_json(value) for name, value in options.items()}}
+
+
+def given_in(run: Described) -> tuple[str, str, dict[str, object]] | None:
+    """Return the algorithm, the environment and the options that the user gave to `train`, for display.
+
+    Code is replaced by its name. The result is None if the run was started without `train`.
+    """
+    try:
+        recipe = mapping(run["recipe"])
+        options, names = mapping(recipe["options"]), recipe["given"]
+        given = {str(name): options[name] for name in names} if isinstance(names, list) else dict(options)
+        return str(recipe["algorithm"]), str(recipe["env"]), {name: _shown(value) for name, value in given.items()}
+    except (LookupError, TypeError):
+        return None
+
+
+def _shown(option: object) -> object:
+    try:
+        return by_name(option) if code_in(option) else from_json(option)
+    except (CheckpointError, LookupError, TypeError, ValueError):
+        return option
 
 
 def read(run_dir: Path) -> Described:
@@ -64,7 +95,7 @@ def read(run_dir: Path) -> Described:
     try:
         run = mapping(read_json(path))
         check_description(run)
-        return {"agent": run["agent"], "seed": check_seed(run["seed"])}
+        return {"agent": run["agent"], "seed": check_seed(run["seed"]), "recipe": run["recipe"]}
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -27,7 +27,7 @@ from pytorchrl.agent.env.single import MAKE_ONE
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.option_values.descriptions import mapping
-from pytorchrl.agent.option_values.text import to_python
+from pytorchrl.agent.option_values.text import items_of, to_python
 from pytorchrl.agent.options import build_options
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.schedules import Schedule
@@ -44,6 +44,7 @@ from pytorchrl.scheme.check import keyword_problems
 from pytorchrl.scheme.supervision.evaluation import Evaluator, KeptEnvs
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.support.code import Code
+from pytorchrl.support.display import Displayed, Row, WrittenFile, figure
 from pytorchrl.support.numbers import check_whole
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.untyped import MetricsDict, OptionValue
@@ -96,7 +97,7 @@ def _make_learner(training: Training) -> tuple[Learner, Agent]:
         specs = option_specs(registration.algorithm)
         recipe = recipes.describe(registration, source, {
             name: without_numpy(specs[name].hint, value) for name, value in composition.options.items()
-            if name not in _OF_CALLBACKS})
+            if name not in _OF_CALLBACKS}, training.options)
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{_name_of(env)}"
@@ -286,12 +287,13 @@ def load(
         raise CheckpointError(
             f"{str(path)!r} belongs to a different agent than {RUN_FILE} describes: {error}") from error
     check_finite(state, name)
+    given = recipes.given_in(run)
     return TrainedAgent(agent=agent, acting_state=state, seed=check_seed(run["seed"]), log_dir=run_dir,
-                        trust=trust)
+                        given=None if given is None else Training(*given), trust=trust)
 
 
-class TrainedAgent:
-    """A trained policy with its test environments.
+class TrainedAgent(Displayed):
+    """A trained policy with its test environments. Printing it shows the options that were given to `train`.
 
     Attributes:
         agent: The factories of the agent.
@@ -304,20 +306,83 @@ class TrainedAgent:
     def __init__(
         self, *, agent: Agent, acting_state: Mapping[str, torch.Tensor], seed: int,
         summary: MetricsDict | None = None, log_dir: Path | None = None, training: Training | None = None,
-        trust: bool = False,
+        given: Training | None = None, trust: bool = False,
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
         self.summary, self.log_dir = dict(summary or {}), log_dir
         self._training, self._trust = training, trust
+        self._given = training if given is None else given  # as the user gave them, without the options of the preset
         self._exporter: Exporter | None = None
 
-    def __repr__(self) -> str:
-        """Return text that shows the agent's factories and, if known, the mean return and the directory of the run."""
-        shown = {"algorithm": self.agent.algo_factory, "actor": self.agent.actor_factory,
-                 "envs": self.agent.play_envs}
-        figures = [] if self.return_mean is None else [f"return_mean={self.return_mean:.1f}"]
-        figures += [] if self.log_dir is None else [f"log_dir={str(self.log_dir)!r}"]
-        return f"TrainedAgent({', '.join([*(f'{name}={part!r}' for name, part in shown.items()), *figures])})"
+    def _rows(self) -> list[Row]:
+        given, summary = self._given, self.summary
+        of_policies: dict[str, float] = summary.get("policy_return_means", {})
+        return [
+            *(self.agent._rows() if given is None else [
+                ("algorithm", [getattr(given.algorithm, "__name__", str(given.algorithm))]),
+                ("env", [_name_of(given.env)]),
+                ("options", items_of({name: value for name, value in given.options.items()
+                                      if name not in ("seed", "log_dir")}))]),
+            ("seed", [str(self.seed)]),
+            ("trained", [f"{summary['env_steps']:,} env steps in {summary['seconds']:.1f} s"] if summary else []),
+            ("return", [] if self.return_mean is None else [
+                f"{figure(self.return_mean)} (mean of the last {summary['return_episodes']} training episodes)"]),
+            ("by policy", [f"{policy} {figure(mean)}" for policy, mean in of_policies.items()]),
+            ("log_dir", [] if self.log_dir is None else [str(self.log_dir)])]
+
+    @brief_errors
+    def plot(
+        self, output: str | os.PathLike[str] | None = None, *, x: str = "env_steps", y: str = "return_mean",
+    ) -> WrittenFile:
+        """Draw the learning curve of the run into a picture, as `pytorchrl plot` does; a notebook shows the picture.
+
+        Args:
+            output: Path of the picture; its ending, such as `.png` or `.svg`, chooses the format. None: `curve.png` in
+                the directory of the run.
+            x: Name of a number in the run's records, for the horizontal axis.
+            y: Name of another number in the records, for the vertical axis, such as "algorithm/loss".
+
+        Returns:
+            The file, which can be used like a path.
+
+        Raises:
+            ConfigError: The agent has no `log_dir`, no record has both numbers, the file cannot be written, or
+                matplotlib is missing.
+        """
+        from pytorchrl.analysis.plotting import plot_runs  # only here, because few programs need it
+
+        run_dir = self._directory("plot")
+        path = run_dir / "curve.png" if output is None else Path(output).expanduser()
+        plot_runs([run_dir], path, x=x, y=y)
+        return WrittenFile(path)
+
+    @brief_errors
+    def report(self, output: str | os.PathLike[str] | None = None) -> WrittenFile:
+        """Write one HTML page about the run, as `pytorchrl report` does; a notebook shows a link to it.
+
+        Args:
+            output: Path of the page. None: `report.html` in the directory of the run.
+
+        Returns:
+            The file, which can be used like a path.
+
+        Raises:
+            ConfigError: The agent has no `log_dir`, the directory contains no run, or the file cannot be written.
+        """
+        from pytorchrl.monitor.page import write_report  # only here, because few programs need it
+        from pytorchrl.monitor.view import read_run
+
+        run_dir = self._directory("report")
+        path = run_dir / "report.html" if output is None else Path(output).expanduser()
+        write_report([read_run(run_dir)], path)
+        return WrittenFile(path)
+
+    def _directory(self, method: str) -> Path:
+        """Return the directory of the run, which `method` reads."""
+        if self.log_dir is None:
+            raise ConfigError(f"{method} needs the records of the run, but this agent was trained without log_dir, so "
+                              'nothing was saved; train it with log_dir="runs/"')
+        return self.log_dir
 
     @property
     def return_mean(self) -> float | None:
@@ -355,6 +420,8 @@ class TrainedAgent:
         self._exporter = None
         self.agent, self.acting_state, self.seed = trained.agent, trained.acting_state, trained.seed
         self.summary, self.log_dir, self._training = trained.summary, trained.log_dir, trained._training
+        if self._given is not None:
+            self._given = replace(self._given, options={**self._given.options, "target_steps": done + steps})
         return self
 
     def _steps_in_checkpoint(self) -> int:

@@ -9,12 +9,13 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.code import CALL, Code, as_code, is_reference
+from pytorchrl.support.display import shortened
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
@@ -58,6 +59,20 @@ def to_python(value: object) -> str:
     if isinstance(value, (set, frozenset)):
         return repr(sorted(value, key=repr))
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def items_of(values: Mapping[str, object]) -> list[str]:
+    """Return "name=value" for each option, in one line of moderate length, for the `repr` of objects.
+
+    Functions and classes are written as their names.
+    """
+    return [shortened(f"{name}={getattr(value, '__qualname__', None) or to_python(value)}")
+            for name, value in values.items()]
+
+
+def items_of_call(name: str, values: Mapping[str, object]) -> list[str]:
+    """Return the text "name(option=value, ...)", divided at its commas."""
+    return f"{name}({', '.join(items_of(values))})".split(", ")
 
 
 def parse(text: str, hint: object) -> object:

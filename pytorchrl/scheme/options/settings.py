@@ -17,7 +17,7 @@ from typing import TypeVar
 from pytorchrl.agent.declarations import Declaration
 from pytorchrl.agent.names import Known, refuse_unknown
 from pytorchrl.agent.option_values.descriptions import to_json
-from pytorchrl.agent.option_values.text import to_python
+from pytorchrl.agent.option_values.text import items_of_call, to_python
 from pytorchrl.agent.options import Options
 from pytorchrl.errors import Problem
 from pytorchrl.runtime import RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
@@ -127,6 +127,25 @@ def known_keywords() -> Known:
     Each name is mapped to ("scheme", name), as the type `Known` requires.
     """
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
+
+
+def items_of_kinds(kinds: Mapping[str, Options | str | None]) -> list[str]:
+    """Return "name=value" for each kind that is not None, for the `repr` of a scheme.
+
+    The value of a kind is its class, with the options that differ from their defaults. An execution that follows from
+    the number of workers is left out.
+    """
+    found = []
+    for name, kind in kinds.items():
+        if isinstance(kind, Options):
+            derived = PARALLEL if getattr(kind, "num_workers", 1) > 1 else CENTRAL
+            changed = {option: getattr(kind, option) for option in kind.changed()}
+            found += items_of_call(f"{name}={type(kind).__name__}", {
+                option: value for option, value in changed.items()
+                if not (option.endswith("_execution") and value is derived)})
+        elif kind is not None:
+            found.append(f"{name}={kind!r}")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
