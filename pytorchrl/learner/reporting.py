@@ -20,6 +20,7 @@ from pytorchrl.files.atomic import put_in_place, with_checksum
 from pytorchrl.files.lines import AppendedFile
 from pytorchrl.files.run_directory import METRICS_FILE, RUN_FORMAT
 from pytorchrl.monitor.findings import RunFinding
+from pytorchrl.support.display import escape, in_notebook
 from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
 
@@ -342,16 +343,15 @@ def _clock(seconds: float) -> str:
 class Progress:
     """The progress line on stderr.
 
-    In a terminal, the line is redrawn in place, by rich if that is installed. In a notebook, it is redrawn on stdout,
-    because notebooks show stderr as errors. Elsewhere, new lines are printed.
+    In a terminal, the line is redrawn in place, by rich if that is installed. Elsewhere, new lines are printed. In a
+    notebook, `NotebookProgress` takes its place.
 
     If something goes wrong, the line begins with a word in red, a sentence is printed above it once, and all sentences
     are printed again at the end; see `monitor.findings`.
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
-        in_notebook = stream is None and type(sys.stderr).__module__.split(".")[0] == "ipykernel"
-        self._stream: IO[str] | None = stream or (sys.stdout if in_notebook else sys.stderr)
+        self._stream: IO[str] | None = stream or sys.stderr
         self._live: _RichLine | None = None
         self._width = 0
         self._shown: tuple[object, ...] = ()  # the figures of the last line, outside a terminal
@@ -360,10 +360,10 @@ class Progress:
         # Outside a terminal, lines are not overwritten, so the pauses between lines grow from one to sixty seconds.
         self._pause_s, self._next_line = 1.0, 0.0
         try:
-            self._terminal = in_notebook or (self._stream is not None and self._stream.isatty())
+            self._terminal = self._stream is not None and self._stream.isatty()
         except ValueError:  # the stream is closed
             self._terminal, self._stream = False, None
-        if self._terminal and not in_notebook:
+        if self._terminal:
             self._live = _rich_progress(self._stream)
 
     def announce(self, text: str, *, keep: bool = False) -> None:
@@ -437,6 +437,58 @@ class Progress:
             logger.debug("the progress line could not be ended")
 
 
+class NotebookProgress(Progress):
+    """The progress of a run as a bar in the output of a notebook's cell, which is updated in place.
+
+    Notebooks show stderr as red text, so nothing is written there. A notebook that cannot show HTML shows the line.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[str] = []
+        self._line = ""
+        self._share: float | None = None  # of the env steps; None before training
+        self._display: Untyped = sys.modules["IPython"].display.display
+        self._handle: Untyped = None
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._kept, self._line])
+
+    def _repr_html_(self) -> str:
+        kept = "".join(f"<div>{escape(line)}</div>" for line in self._kept)
+        bar = (f'<progress value="{self._share:.4f}" max="1" style="width:12em;vertical-align:middle"></progress> '
+               if self._share is not None else "")
+        return (f'<div style="color:inherit;font-family:monospace;font-size:90%;white-space:pre-wrap">{kept}<div>'
+                f"{bar}{escape(self._line)}</div></div>")
+
+    def announce(self, text: str, *, keep: bool = False) -> None:
+        """Show a line of text before training; the next line replaces it unless `keep` is true."""
+        self._line = "" if keep else printable(text)
+        self._kept += [printable(text)] if keep else []
+        self._update()
+
+    def show(self, status: Status, *, last: bool = False) -> None:
+        """Show the progress of the run. A display that fails ends the display, not the run."""
+        self._line, self._share = progress_text(status), min(1.0, status["env_steps"] / max(1, status["target_steps"]))
+        self._update()
+
+    def _update(self) -> None:
+        if self._display is None:
+            return
+        try:
+            if self._handle is None:
+                self._handle = self._display(self, display_id=True)
+            else:
+                self._handle.update(self)
+        except Exception as error:  # noqa: BLE001 - the libraries of a notebook have many kinds of errors
+            self._display = None
+            logger.debug("the progress bar could not be shown: %s", error)
+
+    def close(self) -> None:
+        """End the display; idempotent."""
+        self._display = None
+
+
 class _RichLine:
     """The progress line with a bar. Only `update` redraws the line, because rich's background thread is turned off."""
 
@@ -477,7 +529,7 @@ def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
 
 def start_progress(title: str | None, log_dir: Path | None) -> Progress:
     """Return a new progress line, and show the lines before training: `title`, unless it is None, and the directory."""
-    progress = Progress()
+    progress = NotebookProgress() if in_notebook() else Progress()
     if title is not None:
         progress.announce(title, keep=True)
     progress.announce("nothing is saved, because there is no log_dir" if log_dir is None else f"saved in {log_dir}",

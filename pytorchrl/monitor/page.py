@@ -1,7 +1,7 @@
 """Write an HTML page about one or more runs; the page needs no network and no other files.
 
-Every text of a run is escaped by `display.escape`. The content security policy of the page allows only the script of the
-page.
+Every text of a run is escaped by `display.escape`. The content security policy of the page allows only the script of
+the page.
 """
 
 from __future__ import annotations

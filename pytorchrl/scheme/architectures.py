@@ -126,7 +126,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
 
 @brief_errors_of(*PRESETS)
 class Architectures:
-    """Constructors of `Scheme` for architectures from the literature. `print(scheme)` shows all settings of a scheme."""
+    """Constructors of `Scheme` for architectures from the literature. `print(scheme)` shows all its settings."""
 
     home: ClassVar[str] = "scheme"
 
