@@ -7,6 +7,8 @@ import json
 import math
 import re
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from pytorchrl.learner.reporting import (
     plain,
     progress_text,
     red,
+    start_progress,
     to_json,
 )
 from pytorchrl.monitor.findings import RunFinding
@@ -222,18 +225,65 @@ def test_the_last_line_is_shown_once_and_again_only_with_new_figures():
     assert [line.split("/")[0].strip() for line in stream.getvalue().splitlines()] == ["500", "600"]
 
 
-def test_in_a_notebook_the_line_is_redrawn_on_stdout(monkeypatch, capsys):
-    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
-    monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress()
-    progress.announce("starting", keep=True)
-    for steps in (500, 600):
+class FakeNotebook:
+    """The members of IPython that a notebook has, with the HTML and the text of each display and update."""
+
+    def __init__(self, *, has_kernel=True, fails=False):
+        self.shown, self.fails = [], fails
+        self.display = SimpleNamespace(display=self._display)
+        self._shell = SimpleNamespace(kernel=object()) if has_kernel else SimpleNamespace()
+
+    def get_ipython(self):
+        return self._shell
+
+    def _display(self, shown, *, display_id):
+        assert display_id is True
+        self.update(shown)
+        return self
+
+    def update(self, shown):
+        if self.fails:
+            raise RuntimeError("the notebook is closed")
+        self.shown.append((shown._repr_html_(), repr(shown)))
+
+
+def test_a_notebook_shows_a_bar_that_is_updated_in_place(monkeypatch, capsys):
+    notebook = FakeNotebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    progress = start_progress("ppo on <b>&", Path("runs/a-1"), "runs/")
+    progress.announce("starting Ray ...")
+    assert "starting Ray" in notebook.shown[-1][0]
+    for steps in (0, 500, 3000):
         progress.show({**STATUS, "env_steps": steps})
+    progress.show({**STATUS, "env_steps": 2000}, last=True)
     progress.close()
-    out = capsys.readouterr().out
-    assert stream.getvalue() == ""
-    assert out.count("\n") == 2
-    assert out.count("\r") >= 2
+    progress.show(STATUS)
+    pages, texts = zip(*notebook.shown, strict=True)
+    assert capsys.readouterr() == ("", "")
+    assert len(pages) == 7
+    assert re.findall(r'<progress value="([0-9.]+)" max="1"', "".join(pages)) == ["0.0000", "0.2500", "1.0000", "1.0000"]
+    for page in pages[1:]:
+        assert "ppo on &lt;b&gt;&amp;" in page
+        assert "run in runs/a-1" in page
+    assert "starting Ray" not in pages[-1]
+    assert texts[4] == f"ppo on <b>&\nrun in runs/a-1\n{progress_text(STATUS)}"
+
+
+def test_a_notebook_that_fails_does_not_end_the_run(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", FakeNotebook(fails=True))
+    progress = start_progress(None, None, None)
+    progress.show(STATUS)
+    progress.show(STATUS)
+    progress.close()
+
+
+def test_a_terminal_of_ipython_shows_the_line(monkeypatch, capsys):
+    notebook = FakeNotebook(has_kernel=False)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    progress = start_progress("ppo", None, None)
+    progress.show(STATUS)
+    assert notebook.shown == []
+    assert "500/2,000 steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("with_rich", [True, False])

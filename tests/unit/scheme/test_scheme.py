@@ -83,10 +83,10 @@ def test_settings_are_complete_and_json(make_scheme):
     assert set(settings) == options
     assert settings["col_communication"] == "asynchronous"
     assert settings["grad_communication"] == SYNC == "synchronous"
-    text = repr(scheme)
+    text = str(scheme)
     assert all(f"{name}=" in text for name in options)
     assert "queue_size=3" in text
-    assert "algo_factory=PPO.create_factory(" in text
+    assert "  algorithm    PPO(" in text
 
 
 def test_metrics_are_json_and_count(make_scheme):
