@@ -441,6 +441,7 @@ class NotebookProgress(Progress):
     """The progress of a run as a bar in the output of a notebook's cell, which is updated in place.
 
     Notebooks show stderr as red text, so nothing is written there. A notebook that cannot show HTML shows the line.
+    Below it stands a sentence for each thing that goes wrong at present; see `monitor.findings`.
     """
 
     def __init__(self) -> None:
@@ -452,14 +453,18 @@ class NotebookProgress(Progress):
         self._handle: Untyped = None
 
     def __repr__(self) -> str:
-        return "\n".join([*self._kept, self._line])
+        return "\n".join([*self._kept, self._line, *self._sentences()])
 
     def _repr_html_(self) -> str:
         kept = "".join(f"<div>{escape(line)}</div>" for line in self._kept)
         bar = (f'<progress value="{self._share:.4f}" max="1" style="width:12em;vertical-align:middle"></progress> '
                if self._share is not None else "")
+        wrong = "".join(f'<div style="color:#d33">{escape(sentence)}</div>' for sentence in self._sentences())
         return (f'<div style="color:inherit;font-family:monospace;font-size:90%;white-space:pre-wrap">{kept}<div>'
-                f"{bar}{escape(self._line)}</div></div>")
+                f"{bar}{escape(self._line)}</div>{wrong}</div>")
+
+    def _sentences(self) -> list[str]:
+        return [printable(finding.sentence) for finding in self._findings]
 
     def announce(self, text: str, *, keep: bool = False) -> None:
         """Show a line of text before training; the next line replaces it unless `keep` is true."""
@@ -470,6 +475,7 @@ class NotebookProgress(Progress):
     def show(self, status: Status, *, last: bool = False) -> None:
         """Show the progress of the run. A display that fails ends the display, not the run."""
         self._line, self._share = progress_text(status), min(1.0, status["env_steps"] / max(1, status["target_steps"]))
+        self._findings = status.get("findings", ())
         self._update()
 
     def _update(self) -> None:

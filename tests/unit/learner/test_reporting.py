@@ -250,7 +250,7 @@ class FakeNotebook:
 def test_a_notebook_shows_a_bar_that_is_updated_in_place(monkeypatch, capsys):
     notebook = FakeNotebook()
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    progress = start_progress("ppo on <b>&", Path("runs/a-1"), "runs/")
+    progress = start_progress("ppo on <b>&", Path("runs/a-1"))
     progress.announce("starting Ray ...")
     assert "starting Ray" in notebook.shown[-1][0]
     for steps in (0, 500, 3000):
@@ -264,14 +264,26 @@ def test_a_notebook_shows_a_bar_that_is_updated_in_place(monkeypatch, capsys):
     assert re.findall(r'<progress value="([0-9.]+)" max="1"', "".join(pages)) == ["0.0000", "0.2500", "1.0000", "1.0000"]
     for page in pages[1:]:
         assert "ppo on &lt;b&gt;&amp;" in page
-        assert "run in runs/a-1" in page
+        assert "saved in runs/a-1" in page
     assert "starting Ray" not in pages[-1]
-    assert texts[4] == f"ppo on <b>&\nrun in runs/a-1\n{progress_text(STATUS)}"
+    assert texts[4] == f"ppo on <b>&\nsaved in runs/a-1\n{progress_text(STATUS)}"
+
+
+def test_a_notebook_shows_what_goes_wrong_below_the_bar_while_it_does(monkeypatch):
+    notebook = FakeNotebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    progress = start_progress(None, None)
+    for findings in ([], [RunFinding("NaN", "lower <lr>"), RunFinding("lag", "the data are old")], []):
+        progress.show({**STATUS, "findings": findings})
+    pages, texts = zip(*notebook.shown[-3:], strict=True)
+    assert ["lower &lt;lr&gt;" in page for page in pages] == [False, True, False]
+    assert texts[1] == texts[0] + "\nlower <lr>\nthe data are old"
+    assert texts[2] == texts[0]
 
 
 def test_a_notebook_that_fails_does_not_end_the_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", FakeNotebook(fails=True))
-    progress = start_progress(None, None, None)
+    progress = start_progress(None, None)
     progress.show(STATUS)
     progress.show(STATUS)
     progress.close()
@@ -280,7 +292,7 @@ def test_a_notebook_that_fails_does_not_end_the_run(monkeypatch):
 def test_a_terminal_of_ipython_shows_the_line(monkeypatch, capsys):
     notebook = FakeNotebook(has_kernel=False)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    progress = start_progress("ppo", None, None)
+    progress = start_progress("ppo", None)
     progress.show(STATUS)
     assert notebook.shown == []
     assert "500/2,000 steps" in capsys.readouterr().err
