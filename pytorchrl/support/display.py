@@ -88,7 +88,7 @@ class Displayed:
 
 def table_text(title: str, rows: Sequence[Row]) -> str:
     """Return a title and rows as text, in lines of at most 80 columns; rows without items are left out."""
-    shown = [(name, items) for name, items in rows if items]
+    shown = [(printable(name), items) for name, items in rows if items]
     width = max((len(name) for name, _ in shown), default=0)
     return "\n".join([title, *(wrapped(f"  {name:<{width}}  ", items) for name, items in shown)])
 

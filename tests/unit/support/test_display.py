@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import re
 from pathlib import Path
 
 import numpy as np
@@ -86,9 +87,8 @@ def test_a_scheme_shows_what_was_set_and_nothing_else():
         words = " ".join(text.split())
         for part in [*parts, *own]:
             assert part in words, (form, part, text)
-        shown = {item.split("=")[0].split("(")[-1] for item in words.split() if "=" in item}
         expected = {part.split("=")[0] for part in [*parts, *own] if "=" in part} | {"env_fn"}
-        assert shown - {"collection"} == expected - {"collection"}, form
+        assert set(re.findall(r"(\w+)=", words)) == expected, form
         assert "Box" not in text
         assert words.removeprefix("Scheme ").split() == check_html(scheme._repr_html_()).removeprefix("Scheme ").split()
 
@@ -106,11 +106,11 @@ def test_an_evaluation_shows_mean_deviation_and_number():
     evaluation = Evaluation(7, returns, (1, 2, 3, 4), {"leader": (1.0, 3.0)})
     mean = sum(returns) / 4
     std = (sum((value - mean) ** 2 for value in returns) / 4) ** 0.5
-    assert (round(mean, 2), round(std, 2)) == (22.88, 22.43)
+    assert (round(mean, 2), round(std, 2)) == (22.88, 22.41)
     assert repr(evaluation) == str(evaluation) == (
-        "Evaluation(return_mean=22.88, return_std=22.43, episodes=4, leader=2)")
+        "Evaluation(return_mean=22.88, return_std=22.41, episodes=4, leader=2)")
     shown = check_html(evaluation._repr_html_())
-    for text in ("22.88 ± 22.43", "1.5, 60", "leader 2", "2.5 env steps"):
+    for text in ("22.88 ± 22.41", "1.5, 60", "leader 2", "2.5 env steps"):
         assert text in shown
     many = Evaluation(7, returns, (1, 2, 3, 4), {f"agent_{number}": (1.0,) for number in range(5000)})
     check_text(repr(many), 20)
@@ -123,7 +123,7 @@ def test_runs_and_texts_of_strangers_are_escaped():
     assert repr(Run(Path("runs/a"), "CartPole-v1", None, {})) == "Run('runs/a', env='CartPole-v1')"
     assert "lr" not in repr(run)
     nasty = Shown((NASTY, [NASTY, NASTY]), ("empty", []))
-    check_text(repr(nasty), 4)
+    check_text(repr(nasty), 5)
     assert "empty" not in repr(nasty)
     assert "empty" not in check_html(nasty._repr_html_())
     file = WrittenFile(Path(f"x{NASTY.replace('/', '')}.html"))
@@ -132,7 +132,7 @@ def test_runs_and_texts_of_strangers_are_escaped():
 
 
 @pytest.mark.parametrize(("value", "text"), [
-    (0.0, "0"), (58.3333, "58.33"), (0.00012345, "0.0001235"), (-187.25, "-187.2"), (999.99, "1000"),
+    (0.0, "0"), (58.3333, "58.33"), (0.00012347, "0.0001235"), (-187.25, "-187.2"), (999.99, "1000"),
     (12345.67, "12345.7"), (-1e6, "-1000000.0"), (float("nan"), "nan")])
 def test_figures_have_four_digits(value, text):
     assert figure(value) == text
@@ -194,7 +194,8 @@ def test_an_agent_plots_and_reports_its_run(trained, tmp_path):
     pytest.importorskip("matplotlib")
     picture = prl.load(trained.log_dir).plot(tmp_path / "x.png", x="updates", y="env_steps_per_s")
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
-    assert picture._repr_html_().startswith(f'<img alt="{tmp_path / "x.png"}" style="max-width:100%" src="data:image/png;')
+    assert picture._repr_html_().startswith(
+        f'<img alt="{tmp_path / "x.png"}" style="max-width:100%" src="data:image/png;base64,')
 
 
 def test_an_agent_without_a_directory_says_what_to_do():
