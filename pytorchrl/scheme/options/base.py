@@ -12,13 +12,16 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from pytorchrl.agent.names import refuse_unknown
 from pytorchrl.agent.options import Options, option
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.transport.encoder import Compression
 from pytorchrl.support.problems import raise_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -28,7 +31,7 @@ class _Choice(str, Enum):
     """An enum of strings; the error for an unknown string suggests the most similar member."""
 
     @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
+    def _missing_(cls, value: object) -> Self:
         allowed = [choice.value for choice in cls]
         near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -45,7 +48,7 @@ class Communication(_Choice):
     ASYNC = "asynchronous"
 
     @classmethod
-    def _missing_(cls, value: object) -> Communication:
+    def _missing_(cls, value: object) -> Self:
         short = {member.value.removesuffix("hronous"): member for member in cls}
         return short.get(str(value)) or super()._missing_(value)
 

@@ -261,7 +261,8 @@ def test_a_notebook_shows_a_bar_that_is_updated_in_place(monkeypatch, capsys):
     pages, texts = zip(*notebook.shown, strict=True)
     assert capsys.readouterr() == ("", "")
     assert len(pages) == 7
-    assert re.findall(r'<progress value="([0-9.]+)" max="1"', "".join(pages)) == ["0.0000", "0.2500", "1.0000", "1.0000"]
+    shares = re.findall(r'<progress value="([0-9.]+)" max="1"', "".join(pages))
+    assert shares == ["0.0000", "0.2500", "1.0000", "1.0000"]
     for page in pages[1:]:
         assert "ppo on &lt;b&gt;&amp;" in page
         assert "saved in runs/a-1" in page
