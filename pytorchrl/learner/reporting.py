@@ -7,8 +7,10 @@ import json
 import math
 import os
 import platform
+import shutil
 import statistics
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -303,7 +305,8 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 def progress_text(status: Status) -> str:
     """Return a line of figures: steps, rate, return, time left, and the lag, drops, lost workers and restarts if any.
 
-    Steps beyond the target, which the last rollouts may add, are not shown.
+    A narrow terminal cuts the line off, so the figures that every run has come first. Steps beyond the target, which
+    the last rollouts may add, are not shown.
     """
     target, rate = status["target_steps"], status["env_steps_per_s"]
     steps, returns = min(status["env_steps"], target), status["return_mean"]
@@ -315,13 +318,13 @@ def progress_text(status: Status) -> str:
     ]
     if status.get("eval_return") is not None:
         parts.append(f"eval {status['eval_return']:.1f}")
+    parts.append(f"left {left}")
     if status.get("batch_lag") is not None:
         parts.append(f"lag {status['batch_lag']:.1f} batches")
     elif status["lag"]:
         parts.append(f"lag {status['lag']:.1f} updates")
     if (dropped := status.get("dropped_share", 0.0)) >= _SHOWN_SHARE:
         parts.append(f"dropped {dropped:.0%}")
-    parts.append(f"left {left}")
     if missing:
         parts.append(f"workers {workers - missing}/{workers}")
     if restarted := status.get("envs_restarted"):
@@ -370,13 +373,13 @@ class Progress:
         """Show a line of text before training. In a terminal, the next line replaces it unless `keep` is true."""
         if self._stream is None:
             return
-        text = printable(text)
+        first, *others = self._lines_of(text) if keep else [printable(text)]
         try:
             if self._terminal:
-                self._stream.write("\r" + text.ljust(self._width) + "\n" * keep)
-                self._width = 0 if keep else len(text)
+                self._stream.write("\r" + "\n".join([first.ljust(self._width), *others]) + "\n" * keep)
+                self._width = 0 if keep else len(first)
             else:
-                self._stream.write(text + "\n")
+                self._stream.write(first + "\n")
             self._stream.flush()
         except (OSError, ValueError):
             self._stream = None
@@ -409,13 +412,19 @@ class Progress:
         except (OSError, ValueError):
             self._stream = None
 
+    def _lines_of(self, text: str) -> list[str]:
+        """Return text in lines that a terminal need not break within words; elsewhere, return a single line."""
+        columns = shutil.get_terminal_size().columns
+        lines = textwrap.wrap(printable(text), columns, break_long_words=False, break_on_hyphens=False)
+        return lines if lines and self._terminal else [printable(text)]
+
     def _tell_new(self) -> None:
         """Print the sentence of each finding that is new, above the line."""
         for finding in self._findings:
             if finding.word not in self._told:
                 self._told.add(finding.word)
                 if self._live is not None:
-                    self._live.print(printable(finding.sentence))
+                    self._live.print("\n".join(self._lines_of(finding.sentence)))
                 else:
                     self.announce(finding.sentence, keep=True)
 
@@ -430,7 +439,7 @@ class Progress:
             if self._terminal and self._width:
                 stream.write("\n")
             for finding in self._findings:
-                sentence = printable(finding.sentence)
+                sentence = "\n".join(self._lines_of(finding.sentence))
                 stream.write((red(sentence) if self._terminal else sentence) + "\n")
             stream.flush()
         except (OSError, ValueError):

@@ -346,6 +346,25 @@ def test_the_progress_line_replaces_startup_messages_in_a_terminal(monkeypatch, 
     assert rest.count("\n") == 1
 
 
+def test_a_terminal_need_not_break_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "these are more words than fit into one line of it"
+    for stream, expected in (
+            (Terminal(), "\rstarting\rthese are more words than fit\ninto one line of it\n"),
+            (io.StringIO(), f"starting\n{text}\n")):
+        progress = Progress(stream)
+        progress.announce("starting")
+        progress.announce(text, keep=True)
+        assert stream.getvalue() == expected
+
+
+def test_a_narrow_terminal_cuts_only_figures_that_few_runs_have():
+    line = progress_text({**STATUS, "target_steps": 1_000_000, "batch_lag": 3.0, "dropped_share": 0.7,
+                          "workers_missing": 2, "envs_restarted": 5})
+    assert len(line) > 80
+    assert "left 2:46:35" in line[:80]
+
+
 def test_a_failed_start_ends_the_line_in_a_terminal():
     stream = Terminal()
     progress = Progress(stream)
