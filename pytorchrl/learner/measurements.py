@@ -109,8 +109,17 @@ class Measurements:
         """Return all measurements so far; see `Learner.get_metrics`."""
         self.take_episodes()
         scheme = self.of_scheme()
-        lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
         self.count()
+        return self._metrics(scheme, evaluation, checkpoint)
+
+    def _metrics(
+        self, scheme: MetricsDict, evaluation: Evaluation | None = None, checkpoint: Mapping[str, float] | None = None,
+    ) -> MetricsDict:
+        """Return the measurements with the metrics of the scheme, and with the env steps of the last count.
+
+        After the workers have stopped, a new count would contain steps that were dropped because of that.
+        """
+        lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
         metrics: MetricsDict = {
             "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
             "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
@@ -139,10 +148,10 @@ class Measurements:
             "mean": lag / updates, "tolerated": learned_kind(self._scheme.agent.algo_factory).tolerated_lag}
 
     def findings(self, *, has_ended: bool, metrics: Mapping[str, object] | None = None) -> list[RunFinding]:
-        """Return what goes wrong in the run; `metrics` are those of this moment, None: they are measured."""
+        """Return what goes wrong in the run, from `metrics`; None: from the present metrics and the last count."""
         if not self._has_started:
             return []
-        return find(metrics or self.metrics(None, None), self._target.env_steps, has_ended=has_ended)
+        return find(metrics or self._metrics(self.of_scheme()), self._target.env_steps, has_ended=has_ended)
 
     def record(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
         """Return the metrics to be written as a record, and reset the means of the algorithm's statistics."""
@@ -166,7 +175,7 @@ class Measurements:
 
     def status(self, evaluation: Evaluation | None, *, has_ended: bool = False) -> MetricsDict:
         """Return the figures that the progress line shows; see `findings` for `has_ended`."""
-        metrics = self.metrics(None, None)
+        metrics = self._metrics(self.of_scheme())
         scheme = metrics["scheme"]
         return {
             "env_steps": self.env_steps, "target_steps": self._target.env_steps, "env_steps_per_s": self._rate.rate,
