@@ -652,7 +652,6 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
     ],
     "each flag of enjoy alone": [
         ("cli/enjoy.py", "cli/test_main.py -k each_flag", [
-            ("seed=given.seed, ", ""),
             (" given.seed,", " 0,"),
             ('"seed": given.seed, ', ""),
             ("not given.stochastic}", "True}"),
@@ -676,8 +675,9 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
     "flags in any order": [
         ("cli/train.py", "cli/test_main.py -k any_order", [
             ('not before.startswith("--") or ', ""),
-            (" in free if ", " in arguments if "),
-            (' before.startswith("--no-") or', ""),
+            ("return next(filter(_is_algorithm, _free_words(arguments)),",
+             "return next(filter(_is_algorithm, arguments),"),
+            (' or before.startswith("--no-")', ""),
             ("or before in _WITHOUT_VALUE", ""),
             (".remove(algorithm)", " = [word for word in others if word != algorithm]"),
             ('        if word.startswith(f"{flag}="):\n            return word.removeprefix(f"{flag}=")\n', ""),

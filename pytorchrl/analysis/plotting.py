@@ -28,6 +28,8 @@ LOG_AXES = ("x", "y", "xy")
 _BAND_BEYOND = 0.25
 # From this number of groups on, letters at the ends of the lines tell them apart in addition to colors and dashes.
 _FEWEST_FOR_LETTERS = 11
+# Lines whose ends differ by at most this fraction, because rollouts end a little beyond the target, end together.
+_SAME_END = 0.05
 # A label is replaced by a letter if it is wider than this fraction of the picture: in the key, and at an axis.
 _WIDEST_IN_KEY, _WIDEST_AT_AXIS = 0.5, 0.16
 _SIZES = (2.0, 40.0)
@@ -81,8 +83,8 @@ def plot_groups(
     """Draw one line per group of runs into a PNG, PDF or SVG file, with a band that shows the confidence interval.
 
     The interval of two or three runs is much wider than their curves, so these curves are drawn as thin lines in place
-    of a band. The key below the axes names the groups. If a label is long or there are more than ten groups, letters
-    at the ends of the lines stand for the labels.
+    of a band, unless there are more than ten groups. The key below the axes names the groups. If a label is long or
+    there are more than ten groups, letters at the ends of the lines stand for the labels.
 
     Args:
         groups: Label -> directories of runs on one task. A group with fewer than four runs has no band. The line of a
@@ -105,7 +107,8 @@ def plot_groups(
     counts = {len(run_dirs) for run_dirs in groups.values()}
     names = list(groups) if len(counts) == 1 else [
         f"{label} ({len(run_dirs)} runs)" if len(run_dirs) > 1 else label for label, run_dirs in groups.items()]
-    by_letter = len(groups) >= _FEWEST_FOR_LETTERS or canvas.widest(names) > _WIDEST_IN_KEY
+    is_crowded = len(groups) >= _FEWEST_FOR_LETTERS
+    by_letter = is_crowded or canvas.widest(names) > _WIDEST_IN_KEY
     marks = letters(len(groups)) if by_letter else [""] * len(groups)
     points = 1000 if "x" in picture.log else 200
     ends, bands = [], []
@@ -117,7 +120,7 @@ def plot_groups(
         axes.plot(grid, found.value, color=color, linestyle=dashes, linewidth=1.6, zorder=3,
                   marker="." if len(grid) == 1 else None)
         if len(curves) > 1:
-            _draw_runs(axes, curves, place, smoothing, points)
+            _draw_runs(axes, curves, None if is_crowded else place, smoothing, points)
         if len(curves) >= FEWEST_FOR_BAND:
             bands.append((grid, found.low, found.high, color))
         ends.append(End(float(grid[-1]), float(found.value[-1]), marks[place], color))
@@ -126,9 +129,9 @@ def plot_groups(
     axes.set(xlabel=canvas.fitted(_named(x)), ylabel=canvas.fitted(_named(y), is_upright=True))
     if len(groups) > 1:
         canvas.add_key(_key(marks, names))
-    canvas.add_note(_note(counts, statistic, confidence))
+    canvas.add_note(_note(counts, statistic, confidence, has_runs=not is_crowded))
     if by_letter:
-        canvas.mark_ends(axes, ends)
+        canvas.mark_ends(axes, _aligned(ends))
     canvas.save()
 
 
@@ -150,12 +153,20 @@ def _curve(run_dir: Path, x: str, y: str, log: str) -> Curve:
     return xs, ys
 
 
-def _draw_runs(axes: Axes, curves: Sequence[Curve], place: int, smoothing: float, points: int) -> None:
-    """Draw the curves of few runs as thin lines; the curves of many runs only widen the range of the axes."""
+def _draw_runs(axes: Axes, curves: Sequence[Curve], place: int | None, smoothing: float, points: int) -> None:
+    """Draw the curves of few runs as thin lines; the curves of many runs only widen the range of the axes.
+
+    Args:
+        axes: The axes.
+        curves: The curves of a group.
+        place: Position of the group. None: there are so many groups that no curves of single runs are drawn.
+        smoothing: See `plot_groups`.
+        points: Number of points of a line.
+    """
     for curve in curves:
         grid, values = on_grid([without_steps(curve)], points)
         values = smooth(values, smoothing)[:, 0]
-        if len(curves) < FEWEST_FOR_BAND:
+        if place is not None and len(curves) < FEWEST_FOR_BAND:
             color, dashes = style_of(place)
             axes.plot(grid, values, color=color, linestyle=dashes, linewidth=0.7, alpha=0.6)
         else:
@@ -206,7 +217,13 @@ def _draw_bands(axes: Axes, bands: Sequence[tuple[Array, Array, Array, str]], *,
     axes.set_ylim(bounds)
 
 
-def _note(counts: set[int], statistic: Statistic, confidence: float) -> str:
+def _aligned(ends: Sequence[End]) -> list[End]:
+    """Return the ends of lines, with letters in one column if lines end at nearly the same place."""
+    last = max(end.x for end in ends)
+    return [dataclasses.replace(end, x=last) if end.x > (1 - _SAME_END) * last else end for end in ends]
+
+
+def _note(counts: set[int], statistic: Statistic, confidence: float, *, has_runs: bool) -> str:
     """Return what the lines and bands show; "" if each line is a single run."""
     if max(counts) < 2:
         return ""
@@ -214,7 +231,7 @@ def _note(counts: set[int], statistic: Statistic, confidence: float) -> str:
     parts = [f"lines: {name} of {f'{max(counts)} runs' if len(counts) == 1 else 'the runs'}"]
     if max(counts) >= FEWEST_FOR_BAND:
         parts.append(f"bands: {confidence * 100:g}% confidence")
-    if any(1 < count < FEWEST_FOR_BAND for count in counts):
+    if has_runs and any(1 < count < FEWEST_FOR_BAND for count in counts):
         parts.append("thin lines: single runs")
     return ", ".join(parts)
 
@@ -266,7 +283,7 @@ def plot_comparison(
 
 
 def _draw_profiles(axes: Axes, groups: Mapping[str, Array], confidence: float) -> None:
-    """Draw, for each group, the fraction of scores above each threshold."""
+    """Draw, for each group, the fraction of scores above each threshold; few runs have no band, see `plot_groups`."""
     everything = np.concatenate([scores.ravel() for scores in groups.values()])
     margin = 0.05 * (np.ptp(everything) or 1.0)
     thresholds = np.linspace(everything.min() - margin, everything.max() + margin, 201)
@@ -275,8 +292,9 @@ def _draw_profiles(axes: Axes, groups: Mapping[str, Array], confidence: float) -
                          bounds=(0.0, 1.0))
         color, dashes = style_of(row)
         axes.plot(thresholds, found.value, color=color, linestyle=dashes)
-        axes.fill_between(thresholds, found.low, found.high, color=color, linewidth=0,
-                          alpha=0.2 if len(groups) < _FEWEST_FOR_LETTERS else 0.05)
+        if len(scores) >= FEWEST_FOR_BAND:
+            axes.fill_between(thresholds, found.low, found.high, color=color, linewidth=0,
+                              alpha=0.2 if len(groups) < _FEWEST_FOR_LETTERS else 0.05)
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.grid(alpha=0.3)

@@ -56,7 +56,7 @@ class Run(Displayed):
     def __repr__(self) -> str:
         """Return one line that names the directory, the algorithm, the environment and the seed."""
         shown = {"algorithm": self.settings.get("algorithm"), "env": self.task, "seed": self.seed}
-        return wrapped("Run(", [repr(str(self.path)), *(
+        return wrapped("Run(", [f"{str(self.path)!r}", *(
             shortened(f"{name}={value!r}") for name, value in shown.items() if value is not None)], ")")
 
     def _rows(self) -> list[Row]:

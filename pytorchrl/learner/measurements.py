@@ -105,21 +105,23 @@ class Measurements:
             return {"policy_lag": dict.fromkeys(_LAGS, 0), "updates": 0}
         return dict(self._scheme.metrics())
 
-    def metrics(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
-        """Return all measurements so far; see `Learner.get_metrics`."""
-        self.take_episodes()
-        scheme = self.of_scheme()
-        self.count()
-        return self._metrics(scheme, evaluation, checkpoint)
-
-    def _metrics(
-        self, scheme: MetricsDict, evaluation: Evaluation | None = None, checkpoint: Mapping[str, float] | None = None,
+    def metrics(
+        self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None, *, counts: bool = True,
     ) -> MetricsDict:
-        """Return the measurements with the metrics of the scheme, and with the env steps of the last count.
+        """Return all measurements so far; see `Learner.get_metrics`.
 
-        After the workers have stopped, a new count would contain steps that were dropped because of that.
+        Args:
+            evaluation: The last evaluation.
+            checkpoint: The figures of the last checkpoint.
+            counts: Whether to count env steps and take episodes first. If the workers have stopped, a new count would
+                contain steps that were dropped because of that.
         """
+        if counts:
+            self.take_episodes()
+        scheme = self.of_scheme()
         lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
+        if counts:
+            self.count()
         metrics: MetricsDict = {
             "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
             "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
@@ -151,7 +153,7 @@ class Measurements:
         """Return what goes wrong in the run, from `metrics`; None: from the present metrics and the last count."""
         if not self._has_started:
             return []
-        return find(metrics or self._metrics(self.of_scheme()), self._target.env_steps, has_ended=has_ended)
+        return find(metrics or self.metrics(None, None, counts=False), self._target.env_steps, has_ended=has_ended)
 
     def record(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
         """Return the metrics to be written as a record, and reset the means of the algorithm's statistics."""
@@ -175,7 +177,7 @@ class Measurements:
 
     def status(self, evaluation: Evaluation | None, *, has_ended: bool = False) -> MetricsDict:
         """Return the figures that the progress line shows; see `findings` for `has_ended`."""
-        metrics = self._metrics(self.of_scheme())
+        metrics = self.metrics(None, None, counts=False)
         scheme = metrics["scheme"]
         return {
             "env_steps": self.env_steps, "target_steps": self._target.env_steps, "env_steps_per_s": self._rate.rate,

@@ -13,9 +13,9 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.files.atomic import put_in_place, with_checksum
@@ -424,7 +424,7 @@ class Progress:
             if finding.word not in self._told:
                 self._told.add(finding.word)
                 if self._live is not None:
-                    self._live.print("\n".join(self._lines_of(finding.sentence)))
+                    self._live.tell("\n".join(self._lines_of(finding.sentence)))
                 else:
                     self.announce(finding.sentence, keep=True)
 
@@ -446,6 +446,13 @@ class Progress:
             logger.debug("the progress line could not be ended")
 
 
+class _Handle(Protocol):
+    """An output of a notebook's cell, as IPython returns it."""
+
+    def update(self, shown: object) -> None:
+        """Replace the output."""
+
+
 class NotebookProgress(Progress):
     """The progress of a run as a bar in the output of a notebook's cell, which is updated in place.
 
@@ -458,8 +465,8 @@ class NotebookProgress(Progress):
         self._kept: list[str] = []
         self._line = ""
         self._share: float | None = None  # of the env steps; None before training
-        self._display: Untyped = sys.modules["IPython"].display.display
-        self._handle: Untyped = None
+        self._display: Callable[..., _Handle] | None = sys.modules["IPython"].display.display
+        self._handle: _Handle | None = None
 
     def __repr__(self) -> str:
         return "\n".join([*self._kept, self._line, *self._sentences()])
@@ -521,7 +528,7 @@ class _RichLine:
             self._task, completed=min(status["env_steps"], status["target_steps"]), description=text)
         self._progress.refresh()
 
-    def print(self, sentence: str) -> None:
+    def tell(self, sentence: str) -> None:
         """Print a sentence in red above the line."""
         self._progress.console.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
 

@@ -52,7 +52,7 @@ def shortened(text: str) -> str:
 def wrapped(start: str, items: Sequence[str], end: str = "") -> str:
     """Return `start`, the items with commas between them, and `end`, in lines of at most 80 columns.
 
-    Lines are broken between items, and within an item only if it is longer than a line. All lines but the first are
+    Lines are broken after commas, and within an item only if it is longer than a line. All lines but the first are
     indented by the length of `start`. If there are more than 50 items, the others are counted.
     """
     more = len(items) - _MOST_ITEMS

@@ -129,7 +129,7 @@ def test_info_values_are_exact_in_the_monitor_file(capsys, register, tmp_path):
     code, out, _ = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--log-dir", tmp_path / NASTY,
                        "--info-keywords", NASTY)
     assert code == 0
-    assert f"saved in {tmp_path}/{SHOWN}: try" in out
+    assert f"saved in {tmp_path}/{SHOWN}; what to do next:" in out
     (monitor,) = (tmp_path / NASTY).glob("monitor_*.csv")
     with open(monitor, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -233,7 +233,7 @@ def test_a_warning_of_a_scheme_is_escaped():
 
 @reads_source
 @pytest.mark.parametrize(("name", "homes"), [
-    ("print", {"cli/output.py", "monitor/live.py"}), ("getLogger", {"support/terminal.py"})])
+    ("print", {"cli/output.py", "learner/reporting.py", "monitor/live.py"}), ("getLogger", {"support/terminal.py"})])
 def test_print_and_get_logger_are_each_called_in_their_modules(name, homes):
     found = set()
     for path in MODULES:

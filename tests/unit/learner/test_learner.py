@@ -82,7 +82,7 @@ def test_summary_has_exactly_the_published_fields(fake_scheme):
         summary = learner.train()
     assert set(summary) == {
         "env_steps", "seconds", "env_steps_per_s", "updates", "return_mean", "return_episodes", "policy_lag",
-        "ledger", "seed", "scheme", "log_dir"}
+        "findings", "ledger", "seed", "scheme", "log_dir"}
     assert set(summary["policy_lag"]) == {"mean", "max", "p50", "p90"}
     assert (summary["return_mean"], summary["return_episodes"], summary["seed"]) == (5.5, 10, 7)
     assert summary["env_steps_per_s"] == pytest.approx(summary["env_steps"] / summary["seconds"])
@@ -398,10 +398,14 @@ def _seconds(call, times):
     return time.perf_counter() - start
 
 
+UNSAVED = "nothing is saved, because there is no log_dir"
+HEAD = "seed 7, cpu, 1 worker with 1 environment, 100 parameters"
+
+
 def test_startup_messages_are_shown_before_the_progress_line(fake_scheme, capsys):
     with Learner(fake_scheme(), 100, progress=True) as learner:
         learner.start()
-        assert capsys.readouterr().err == "starting ...\n"
+        assert capsys.readouterr().err.splitlines() == [UNSAVED, "starting ...", HEAD]
         learner.train()
     with Learner(fake_scheme(), 100, progress=False) as learner:
         capsys.readouterr()
@@ -417,8 +421,8 @@ def test_progress_is_shown_before_the_first_update(fake_scheme, capsys, compiles
     with Learner(scheme, 100, progress=True) as learner:
         learner.train()
     compiling = ["the first updates compile the losses, which takes up to a minute"]
-    assert shown[0][:-1] == ["starting ...", *(compiling if compiles else [])]
-    assert shown[0][-1] == "  0/100 steps    0%  0 steps/s  return -  lag 0.5  left --:--"
+    assert shown[0][:-1] == [UNSAVED, "starting ...", HEAD, *(compiling if compiles else [])]
+    assert shown[0][-1] == "  0/100 steps    0%  0 steps/s  return -  left --:--  lag 0.5 updates"
 
 
 def test_a_failed_start_shows_its_messages_and_its_error(fake_scheme, capsys):
@@ -426,7 +430,7 @@ def test_a_failed_start_shows_its_messages_and_its_error(fake_scheme, capsys):
         raise StartError("no room")
     with pytest.raises(StartError, match="no room"), Learner(fake_scheme(on_start=fail), 100, progress=True) as learner:
         learner.train()
-    assert capsys.readouterr().err == "starting ...\n"
+    assert capsys.readouterr().err.splitlines() == [UNSAVED, "starting ..."]
 
 
 def test_a_numbered_run_has_its_name(fake_scheme, tmp_path):

@@ -70,6 +70,17 @@ WRONG = {  # name of the run -> (algorithm, environment, options, word, what the
                                                "max_env_restarts": 1000, "target_steps": 200}, "environments",
                             "give on_env_error='raise'"),
 }
+# What the sentences ask for: names of runs above -> changes of the options, each of which removes the word.
+REMEDIES = {
+    "long queue": [{"queue_size": 1}, {"algorithm": "appo", "queue_size": None}],
+    "lag without a queue": [{"num_col_workers": 2}, {"train_batch_size": 128}],
+    "dropped by lag": [{"max_policy_lag": 16}, {"on_policy_lag": "wait"}],
+    "dropped by the queue": [{"queue_policy": "block"}, {"num_col_workers": 1}],
+    "stopped early": [{"target_kl": 10.0}, {"lr": 1e-9, "target_kl": 1e-3}],
+    "late gradients": [{"max_grad_lag": 8}, {"lag_policy": "scale", "max_grad_lag": 1}],
+    "episodes too long": [{"target_steps": 900}, {"max_episode_steps": 10}],
+    "no updates": [{"start_steps": 50}, {"target_steps": 6000}],
+}
 REPLAY = {"start_steps": 100, "target_steps": 900, "update_every": 100, "num_updates": 4}  # 400 steps are an episode
 RIGHT = {
     "ppo": ("ppo", "CartPole-v1", {}), "a2c": ("a2c", "CartPole-v1", {}),
@@ -113,6 +124,15 @@ def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
     assert without_numbers(capsys.readouterr().out) == without_numbers(f"{sentences[0]}\n")
     assert main(["watch", str(tmp_path / "run"), "--once", "--width", "400"]) == 0
     assert f"{word}: {without_numbers(sentences[0])}" in without_numbers(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("name", "change"), [(name, change) for name, some in REMEDIES.items() for change in some])
+def test_the_advice_of_a_finding_helps(name, change):
+    algorithm, env, options, word, _ = WRONG[name]
+    changed = {key: value for key, value in {**options, **change}.items() if value is not None}
+    learner = run(changed.pop("algorithm", algorithm), env, changed, progress=False)
+    found = find(learner.get_metrics(), learner.target_steps, has_ended=True)
+    assert word not in [finding.word for finding in found], found
 
 
 @pytest.mark.parametrize("name", RIGHT)

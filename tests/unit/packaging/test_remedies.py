@@ -313,6 +313,13 @@ ELSEWHERE = {
     **dict.fromkeys(("envs must be a factory of environments", "the agent was trained with"),
                     "training/test_reports.py::"
                     "test_an_evaluation_in_other_environments_needs_a_factory_and_equal_spaces"),
+    **dict.fromkeys(("or give on_policy_lag='wait', which", "give queue_policy='block', which", "raise max_grad_lag, or give lag",
+                     "raise target_kl, or lower lr", "train batches old at their first use", "made in \0 env steps",
+                     "no episode has ended in"),
+                    "monitor/test_findings.py::test_the_advice_of_a_finding_helps"),
+    **dict.fromkeys(("there are two environments", "the environment is missing"),
+                    "cli/test_main.py::test_the_environment_is_the_second_word_or_a_flag"),
+    "needs the records of the run": "support/test_display.py::test_an_agent_plots_and_reports_its_run",
     "save it with the encoding UTF-8": "training/test_configuration.py::test_a_file_may_begin_with_a_byte_order_mark",
 }
 # A part of a text -> why no test executes its remedy.
@@ -327,6 +334,10 @@ NOT_EXECUTED = {
         "Ray did not start", "on one node, which together", "but this process already uses the Ray cluster",
         "the largest node has"),
         "needs another machine, cluster or package"),
+    **dict.fromkeys((
+        "or let keep_bad_batches save the batches", "all episodes so far have had the same return",
+        "look in the log for the reason", "look in the log for \0their errors"),
+        "asks for a look at the user's own code or at the log"),
     "call join_group() first": "names what the update worker of each tree does",
 }
 
