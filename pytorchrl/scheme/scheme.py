@@ -134,7 +134,7 @@ class Scheme(Architectures, Displayed, Stoppable):
                  supervision: Supervisor.Options | None = None, **settings: Unpack[SchemeKeywords]) -> None:
         keywords: dict[str, object] = {**settings}
         kinds = {"collection": collection, "gradients": gradients, "runtime": runtime, "supervision": supervision}
-        self._given = items_of(keywords) + items_of_kinds(kinds)
+        self._given = {**keywords}, kinds
         for_storage = {name: keywords.pop(name) for name in STORAGE_KEYWORDS if name in keywords}
         nested, problems = Settings.from_keywords(
             keywords, collection=collection, gradients=gradients, runtime=runtime, supervision=supervision)
@@ -198,7 +198,8 @@ class Scheme(Architectures, Displayed, Stoppable):
                    collection=gradients.collection, gradients=kind, runtime=runtime, **others)
 
     def _rows(self) -> list[Row]:
-        return [*self.agent._rows(), ("settings", self._given)]
+        keywords, kinds = self._given
+        return [*self.agent._rows(), ("settings", items_of(keywords) + items_of_kinds(kinds))]
 
     def __str__(self) -> str:
         """Return text with every setting, by level; `repr` shows only the settings that were given."""

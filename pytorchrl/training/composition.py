@@ -233,7 +233,8 @@ def with_code(
     specs, found = option_specs(algorithm), dict(options)
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
-            found[name] = as_member(specs[name].hint, value) if name in specs else value
+            if name in specs and specs[name].choices:
+                found[name] = as_member(specs[name].hint, value)
             continue
         try:
             found[name] = (tuple(_imported(item, name) for item in value) if isinstance(value, tuple | list)

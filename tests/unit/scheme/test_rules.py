@@ -243,7 +243,7 @@ def test_a_wrong_setting_is_refused(parts):
 
 def test_several_problems_are_reported_at_once(parts):
     with pytest.raises(ConfigError) as caught:
-        Scheme(*parts, num_col_workers=0, queue_size="a", col_fraction_workers=2, grad_communication="sync", seed=-1,
+        Scheme(*parts, num_col_workers=0, queue_size="a", col_fraction_workers=2, grad_communication="no", seed=-1,
                grad_worker_resources={"memory": -1, "num_gpus": 1.5}, queue_timeout_s=0, keep_bad_batches=3)
     for name in ("num_col_workers", "queue_size", "col_fraction_workers", "grad_communication", "seed", "memory",
                  "num_gpus", "queue_timeout_s", "keep_bad_batches"):

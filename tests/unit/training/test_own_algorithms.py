@@ -75,7 +75,7 @@ def test_a_file_of_the_current_directory_trains_and_plays_on_the_command_line(ca
              "--no-progress", "--no-tensorboard", "--num-col-workers", "2",
              "--col-communication", "asynchronous", "--runtime", "threads"]
     assert main(["train", f"{own_module}:Own", *flags, "--log-dir", "run"]) == 0
-    assert f"try `pytorchrl enjoy run --algorithm {own_module}:Own`" in capsys.readouterr().out
+    assert f"  pytorchrl enjoy run --algorithm {own_module}:Own\n" in capsys.readouterr().out
     run = json.loads((tmp_path / "run" / "run.json").read_text())
     assert run["recipe"]["options"]["bonus"] == 0.5
     assert main(["enjoy", "run", "--episodes", "2", "--algorithm", f"{own_module}:Own"]) == 0

@@ -147,7 +147,7 @@ def test_a_script_is_named_by_its_file(tmp_path, run_forked):
     assert run["agent"]["train_envs_factory"]["options"]["env_fn"] == {"__code__": "own_script:make_env"}
     code = "import sys; sys.path.insert(0, ''); import pytorchrl as prl; print(prl.load('run', trust=True).evaluate(1))"
     found = run_forked("-c", code, timeout=300)
-    assert "returns=" in found.stdout, found.stderr
+    assert "return_mean=" in found.stdout, found.stderr
 
 
 def test_a_script_loads_a_class_that_it_defines_itself(tmp_path, run_forked):
