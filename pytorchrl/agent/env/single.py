@@ -168,10 +168,14 @@ def _advice(name: str) -> str:
 
 
 def version_warnings(env_fn: EnvFn) -> Iterator[str]:
-    """Yield a warning if an id has a newer version, as `gymnasium.make` warns if it gets the id itself."""
-    if not isinstance(env_fn, (str, EnvSpec)):
+    """Yield a warning if an id has a newer version, as `gymnasium.make` warns if it gets the id itself.
+
+    Args:
+        env_fn: The environment, which was already built, so its id is registered unless it belongs to EnvPool.
+    """
+    spec = gym.registry.get(env_fn.partition(":")[2] or env_fn) if isinstance(env_fn, str) else env_fn
+    if not isinstance(spec, EnvSpec):
         return
-    spec = find_spec(env_fn)
     newest = find_highest_version(spec.namespace, spec.name)
     if spec.version is not None and newest is not None and newest > spec.version:
         yield f"the environment {spec.id} is out of date; consider its newest version, v{newest}"
