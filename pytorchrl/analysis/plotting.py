@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -99,8 +100,9 @@ def plot_groups(
         picture: Title, size and logarithmic axes.
 
     Raises:
-        ConfigError: A directory has no record with both numbers, a number on a logarithmic axis is not above 0, the
-            ending of `output` is unknown, the file cannot be written, or matplotlib is missing.
+        ConfigError: A directory has no record with both numbers, the number `x` decreases during a run, a number on a
+            logarithmic axis is not above 0, the ending of `output` is unknown, the file cannot be written, or
+            matplotlib is missing.
     """
     canvas = Canvas(output, picture.size or (7.0, 4.5), picture.title)
     (axes,) = canvas.axes()
@@ -140,7 +142,7 @@ def _key(marks: Sequence[str], names: Sequence[str]) -> list[KeyEntry]:
 
 
 def _curve(run_dir: Path, x: str, y: str, log: str) -> Curve:
-    """Return the curve of a run; raise `ConfigError` if it does not fit the logarithmic axes."""
+    """Return the curve of a run; raise `ConfigError` if it does not fit the axes."""
     xs, ys = read_curve(run_dir, x, y)
     if "x" in log:
         kept = [(one, other) for one, other in zip(xs, ys, strict=True) if one > 0]
@@ -150,6 +152,9 @@ def _curve(run_dir: Path, x: str, y: str, log: str) -> Curve:
     if "y" in log and min(ys) <= 0:
         raise ConfigError(f"{y!r} must be above 0 for a logarithmic axis, and is {min(ys):g} in {run_dir}; leave out "
                           "log, or use it for x only")
+    if any(one > other for one, other in itertools.pairwise(xs)):
+        raise ConfigError(f"{x!r} decreases during the run {run_dir}, so it cannot be the horizontal axis; choose "
+                          "env_steps, seconds or updates")
     return xs, ys
 
 

@@ -180,10 +180,28 @@ def test_wrong_pictures_are_refused(figures, curves):
             (lambda: Picture(size=(3,)), "a width and a height"), (lambda: Picture(log="z"), "one of x, y, xy"),
             (lambda: plot_comparison({"a": np.ones((2, 1))}, Path("a.png"), picture=Picture(log="x")), "got log='x'"),
             (lambda: plot_runs(run_dirs, Path("a.png"), picture=Picture(log="y")), "must be above 0 .* is -3.1 in"),
-            (lambda: plot_runs(run_dirs, Path("a.png"), x="return_mean", picture=Picture(log="x")), "never above 0")]:
+            (lambda: plot_runs(run_dirs, Path("a.png"), x="return_mean", picture=Picture(log="x")), "never above 0"),
+            (lambda: plot_runs(run_dirs, Path("a.png"), x="return_mean"), "decreases .* choose env_steps, sec")]:
         with pytest.raises(ConfigError, match=message):
             wrong()
     assert figures == []
     plot_runs(run_dirs, Path("a.png"), picture=Picture(log="x"))  # as the errors advise
-    plot_runs(run_dirs, Path("a.png"), x="return_mean")
+    plot_runs(run_dirs, Path("a.png"), x="seconds")
     assert len(figures) == 2
+
+
+def test_many_groups_have_no_lines_of_single_runs_and_letters_in_one_column(figures, curves):
+    long = curves(3, steps=(0, 10, 20, 31))[2:]
+    run_dirs = curves(2)  # which end at 30
+    for groups, lines in ((10, 3 * 9 + 1), (11, 11)):
+        plot_groups({"long": long, **{str(group): run_dirs for group in range(1, groups)}}, Path("a.png"))
+        (axes,) = figures[-1].axes
+        assert len(axes.lines) == lines
+        assert len({text.xy[0] for text in axes.texts}) == (groups > 10)
+        assert any("thin lines" in text.get_text() for text in figures[-1].texts) == (groups < 11)
+
+
+def test_the_profile_of_few_runs_has_no_band(figures):
+    for runs, bands in ((3, 0), (4, 2)):
+        plot_comparison({"a": np.arange(runs)[:, None], "b": np.ones((runs, 1))}, Path("a.png"))
+        assert len(figures[-1].axes[-1].collections) == bands

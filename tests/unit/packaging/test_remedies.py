@@ -313,9 +313,10 @@ ELSEWHERE = {
     **dict.fromkeys(("envs must be a factory of environments", "the agent was trained with"),
                     "training/test_reports.py::"
                     "test_an_evaluation_in_other_environments_needs_a_factory_and_equal_spaces"),
-    **dict.fromkeys(("or give on_policy_lag='wait', which", "give queue_policy='block', which", "raise max_grad_lag, or give lag",
-                     "raise target_kl, or lower lr", "train batches old at their first use", "made in \0 env steps",
-                     "no episode has ended in"),
+    "so it cannot be the horizontal axis": "analysis/test_plotting.py::test_wrong_pictures_are_refused",
+    **dict.fromkeys(("or give on_policy_lag='wait', which", "give queue_policy='block', which",
+                     "raise max_grad_lag, or give lag", "raise target_kl, or lower lr", "made in \0 env steps",
+                     "train batches old at their first use", "no episode has ended in"),
                     "monitor/test_findings.py::test_the_advice_of_a_finding_helps"),
     **dict.fromkeys(("there are two environments", "the environment is missing"),
                     "cli/test_main.py::test_the_environment_is_the_second_word_or_a_flag"),
