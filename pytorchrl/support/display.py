@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 from pytorchrl.support.terminal import printable
 
@@ -113,9 +114,14 @@ class WrittenFile(os.PathLike[str]):
         """Return a text that names the file."""
         return f"wrote {printable(self.path)}"
 
+    def _link(self) -> str:
+        """Return the address of the file: relative if it is below the working directory, which notebooks can open."""
+        path = self.path.absolute()
+        return quote(str(path.relative_to(Path.cwd()))) if path.is_relative_to(Path.cwd()) else path.as_uri()
+
     def _repr_html_(self) -> str:
         kind = _IMAGES.get(self.path.suffix.lower())
         if kind is None or not self.path.is_file() or self.path.stat().st_size > self.largest_bytes:
-            return f'wrote <a href="{escape(self.path)}" target="_blank">{escape(self.path)}</a>'
+            return f'wrote <a href="{escape(self._link())}" target="_blank">{escape(self.path)}</a>'
         content = base64.b64encode(self.path.read_bytes()).decode("ascii")
         return f'<img alt="{escape(self.path)}" style="max-width:100%" src="data:{kind};base64,{content}">'

@@ -349,11 +349,12 @@ class TrainedAgent(Displayed):
             ConfigError: The agent has no `log_dir`, no record has both numbers, the file cannot be written, or
                 matplotlib is missing.
         """
-        from pytorchrl.analysis.plotting import plot_runs  # only here, because few programs need it
+        from pytorchrl.analysis.plotting import Picture, plot_runs  # only here, because few programs need it
+        from pytorchrl.analysis.runs import read_run
 
         run_dir = self._directory("plot")
         path = run_dir / "curve.png" if output is None else Path(output).expanduser()
-        plot_runs([run_dir], path, x=x, y=y)
+        plot_runs([run_dir], path, x=x, y=y, picture=Picture(read_run(run_dir).task))
         return WrittenFile(path)
 
     @brief_errors

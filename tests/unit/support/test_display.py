@@ -185,12 +185,14 @@ def test_an_agent_without_train_shows_its_parts(tmp_path):
     check_html(prl.load(tmp_path / "run")._repr_html_())
 
 
-def test_an_agent_plots_and_reports_its_run(trained, tmp_path):
+def test_an_agent_plots_and_reports_its_run(trained, tmp_path, monkeypatch):
     page = trained.report()
     assert page.path == trained.log_dir / "report.html"
     assert "CartPole-v1" in Path(page).read_text(encoding="utf-8")
     assert repr(page) == f"wrote {page.path}"
-    assert f'href="{page.path}"' in page._repr_html_()
+    assert f'href="{page.path.as_uri()}"' in page._repr_html_()
+    monkeypatch.chdir(trained.log_dir.parents[1])
+    assert 'href="runs/a/report.html"' in page._repr_html_()  # the form that JupyterLab can open
     pytest.importorskip("matplotlib")
     picture = prl.load(trained.log_dir).plot(tmp_path / "x.png", x="updates", y="env_steps_per_s")
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
