@@ -92,7 +92,7 @@ _STORAGES = [
          ("if len(rows):", "if True:")),
     *_of("agent/storages/replay.py", "agent/storages/test_replay.py",
          ("for left in reversed(range(num_mini_batch * num_epochs))", "for left in reversed(range(num_mini_batch))"),
-         ("self.sample(mini_batch_size, last=not left)", "self.sample(mini_batch_size)"),
+         ("batch if left else replace(batch, last=True)", "batch"),
          ('following = ring.columns["link"][window.last]', 'following = ring.columns["link"][rows]'),
          ("ring.take_mask(rows), ring.take_mask(following)", "ring.take_mask(rows), ring.take_mask(rows)")),
     *_of("agent/storages/ring.py", "agent/storages/test_ring.py",
