@@ -91,7 +91,8 @@ class Canvas:
 
     def __init__(self, output: Path, size: tuple[float, float], title: str) -> None:
         check_ending(output)
-        import_extra("matplotlib.figure", "plots", "a plot")
+        for module in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
+            import_extra(module, "plots", "a plot")
         # This avoids pyplot, which would choose a display backend and keep references to all figures.
         from matplotlib.figure import Figure
         self._output, self._size = output, size
