@@ -7,6 +7,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parent.parent)]
 
+from furo.navigation import get_navigation_tree  # noqa: E402
+
 import pytorchrl  # noqa: E402 - found through the line above
 
 project = "pytorchrl"
@@ -23,8 +25,14 @@ exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEB
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"
+# The sidebar is an overview, so that its entries should fit on a large screen.
+_SIDEBAR = {"sidebar-item-spacing-vertical": "0.2rem", "sidebar-caption-space-above": "0.5rem"}
+html_theme_options = {"light_css_variables": _SIDEBAR}
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+# The search of the site uses the entries of the general index, which would itself be a page of a thousand lines.
+html_use_index = False
+html_domain_indices = False
 
 # Text in single backticks in docstrings is shown as code.
 default_role = "literal"
@@ -38,7 +46,7 @@ autodoc_default_options = {"exclude-members": "Options"}
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|collections|pathlib|gymnasium|os|threading)\..*|Tensor|Path"),
-    ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|R|T|W)"),
+    ("py:.*", r"([\w.]+\.)?(\w*Keywords|Options|RunFinding|R|T|W)"),
     ("py:.*", r"pytorchrl\.(runtime\.journal|support|"
               r"scheme\.(counters|gradients\.process_group|options|replay\.shard_states|timing|transport\.encoder))\..*"),
     ("py:.*", "Acting|AnyEnv|CollectorSetup|CWorkerRecipe|Compression|Context|Destination|Forwarded|GradientKind|"
@@ -59,6 +67,8 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 nb_execution_mode = "off"
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 
 
 def literal_blocks(app, what, name, obj, options, lines):
@@ -90,21 +100,29 @@ def restore_attribute_docstring(app, what, name, obj, options, lines):
 
 
 def add_downloads(app, docname, source):
-    """Add the files of a notebook below the title of its page; elsewhere, they are beside the notebook."""
+    """Add buttons that download the files of a notebook below the title of its page."""
     name = docname.removeprefix("notebooks/")
     if docname == f"notebooks/{name}" and name in NOTEBOOKS:
         notebook = json.loads(source[0])
         title, _, text = "".join(notebook["cells"][0]["source"]).partition("\n")
-        line = f"Open this page in Jupyter: {{download}}`{name}.ipynb <{name}.ipynb>`"
+        buttons = f"{{download}}`Notebook <{name}.ipynb>`"
         if (Path(__file__).parent / "notebooks" / f"{name}.json").exists():
-            line += f", with the results in {{download}}`{name}.json <{name}.json>` in the same folder"
-        notebook["cells"][0]["source"] = f"{title}\n\n{line}.\n{text}"
+            buttons += f" {{download}}`Results <{name}.json>`"
+        notebook["cells"][0]["source"] = f"{title}\n\n{buttons}\n{text}"
         source[0] = json.dumps(notebook)
+
+
+def shorten_sidebar(app, pagename, templatename, context, doctree):
+    """Show the pages below a page in the sidebar only on that page, and on the pages below it."""
+    if "toctree" in context:
+        tree = context["toctree"](collapse=True, titles_only=True, maxdepth=-1, includehidden=True)
+        context["furo_navigation_tree"] = get_navigation_tree(tree)
 
 
 def setup(app):
     """Register the functions above. Napoleon, which docstrings pass, has the priority 500."""
     app.connect("source-read", add_downloads)
+    app.connect("html-page-context", shorten_sidebar, priority=900)  # after the theme, which shows all pages
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)
     app.connect("autodoc-process-docstring", save_attribute_docstring, priority=450)
     app.connect("autodoc-process-docstring", restore_attribute_docstring, priority=550)

@@ -103,7 +103,7 @@ def is_type(text):
 @pytest.fixture(scope="module")
 def pages(site):
     found = {path.relative_to(site).as_posix(): read(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
-    assert {"index.html", "genindex.html", "api/agent.html", "_modules/pytorchrl/learner/learner.html"} <= found.keys()
+    assert {"index.html", "search.html", "api/agent.html", "_modules/pytorchrl/learner/learner.html"} <= found.keys()
     return found
 
 

@@ -33,7 +33,7 @@ def test_requirements_are_ranges_without_pip_options():
 
 def test_every_install_command_pins_torch():
     assert any(line.startswith("torch==") for line in lines_of("constraints.txt"))
-    for name in ("Makefile", "README.md", "docs/quickstart.md"):
+    for name in ("Makefile", "README.md", "docs/install.md"):
         for line in lines_of(name):
             if re.search(r"pip install", line) and "constraints" not in line:
                 assert "PIP_INSTALL" in line, f"{name}: {line}"
@@ -50,12 +50,12 @@ def test_torch_can_be_installed_from_its_cpu_index():
     assert "-e" in package
     assert CPU_INDEX not in package
     assert torch.endswith(f"-c constraints.txt torch --index-url {CPU_INDEX}")
-    for name in ("README.md", "docs/quickstart.md"):
+    for name in ("README.md", "docs/install.md"):
         lines = [line.strip("$ ") for line in lines_of(name)]
         first, second = [line for line in lines if line.startswith("pip install")]
         assert first.partition("    #")[0] == f"pip install --index-url {CPU_INDEX} -c constraints.txt torch"
         assert second.startswith("pip install -c constraints.txt -e ")
-    for name in ("README.md", "docs/quickstart.md", "CONTRIBUTING.md"):
+    for name in ("README.md", "docs/install.md", "CONTRIBUTING.md"):
         assert f"`make TORCH_INDEX={CPU_INDEX} " in (ROOT / name).read_text(encoding="utf-8")
 
 
