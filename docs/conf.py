@@ -19,6 +19,8 @@ extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"
               "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
 # The page of a notebook is its copy NAME.ipynb, which has the outputs. Its text NAME.md would have the same name.
 NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*.ipynb"))
+# Cells of notebooks with more lines of code are folded; readers open them with a click, without a script.
+LONGEST_CODE = 20
 exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEBOOKS),
                     "benchmarks/asynchronous.md", "benchmarks/compile.md", "benchmarks/coverage.md",
                     "benchmarks/defaults.md", "benchmarks/history.md", "benchmarks/roofline.md", "benchmarks/scores.md"]
@@ -99,8 +101,8 @@ def restore_attribute_docstring(app, what, name, obj, options, lines):
         lines[:] = _attribute_docstrings.pop(name)
 
 
-def add_downloads(app, docname, source):
-    """Add buttons that download the files of a notebook below the title of its page."""
+def present_notebook(app, docname, source):
+    """Add buttons that download the files of a notebook below the title of its page, and fold long code."""
     name = docname.removeprefix("notebooks/")
     if docname == f"notebooks/{name}" and name in NOTEBOOKS:
         notebook = json.loads(source[0])
@@ -109,6 +111,10 @@ def add_downloads(app, docname, source):
         if (Path(__file__).parent / "notebooks" / f"{name}.json").exists():
             buttons += f" {{download}}`Results <{name}.json>`"
         notebook["cells"][0]["source"] = f"{title}\n\n{buttons}\n{text}"
+        for cell in notebook["cells"]:
+            tags = cell["metadata"].setdefault("tags", [])
+            if cell["cell_type"] == "code" and len("".join(cell["source"]).splitlines()) > LONGEST_CODE:
+                tags += ["hide-input"] * ("hide-input" not in tags)
         source[0] = json.dumps(notebook)
 
 
@@ -121,7 +127,7 @@ def shorten_sidebar(app, pagename, templatename, context, doctree):
 
 def setup(app):
     """Register the functions above. Napoleon, which docstrings pass, has the priority 500."""
-    app.connect("source-read", add_downloads)
+    app.connect("source-read", present_notebook)
     app.connect("html-page-context", shorten_sidebar, priority=900)  # after the theme, which shows all pages
     app.connect("autodoc-process-docstring", literal_blocks, priority=400)
     app.connect("autodoc-process-docstring", save_attribute_docstring, priority=450)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import re
 
@@ -54,6 +55,16 @@ def test_notebook_was_executed_and_can_be_downloaded(site, name):
     assert "<img" in page
     (link,) = re.findall(rf'href="\.\./(_downloads/\w+/{name}\.ipynb)"', page)
     assert (site / link).read_bytes() == (DOCS / "notebooks" / f"{name}.ipynb").read_bytes()
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((DOCS / "notebooks").glob("*.ipynb"))])
+def test_long_code_of_a_notebook_is_folded(site, name):
+    cells = json.loads((DOCS / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    long = [cell for cell in cells if cell["cell_type"] == "code"
+            and ("hide-input" in cell["metadata"].get("tags", ()) or len("".join(cell["source"]).splitlines()) > 20)]
+    page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+    assert page.count("<details") == len(long)
+    assert page.count("Show the code") == len(long)
 
 
 def test_every_class_of_the_worker_tree_is_described(names):
