@@ -69,6 +69,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # the default shows tables as text
 nb_code_prompt_show = "Show the code"
 nb_code_prompt_hide = "Hide the code"
 

@@ -67,6 +67,15 @@ def test_long_code_of_a_notebook_is_folded(site, name):
     assert page.count("Show the code") == len(long)
 
 
+@pytest.mark.parametrize("name", [path.stem for path in sorted((DOCS / "notebooks").glob("*.ipynb"))])
+def test_tables_of_a_notebook_are_tables(site, name):
+    cells = json.loads((DOCS / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    tables = [output for cell in cells for output in cell.get("outputs", ())
+              if "".join(output.get("data", {}).get("text/markdown", "")).startswith("|")]
+    page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+    assert page.count("<table") >= len(tables)  # text may contain further ones
+
+
 def test_every_class_of_the_worker_tree_is_described(names):
     assert {f"pytorchrl.{name}" for name in WORKERS} <= names
     assert {"pytorchrl.scheme.Communication.ASYNC", "pytorchrl.scheme.Execution.PARALLEL"} <= names
