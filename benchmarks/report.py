@@ -3,10 +3,12 @@
     python benchmarks/report.py docs/benchmarks/scores.json
     python benchmarks/report.py docs/benchmarks/roofline.jsonl
     python benchmarks/report.py docs/benchmarks/compile.jsonl
+    python benchmarks/report.py docs/benchmarks/one_core.jsonl
 
-From the results of `scores.py`, the script writes `scores.md` (the table) and one SVG file per task; from the lines
-that `roofline.py` and `compile_choice.py` have printed, it writes `roofline.md` and `compile.md`. The files are next to
-the given file.
+From the results of `scores.py`, the script writes `scores.md` (the table), `scores_short.md` (that of the first page)
+and one SVG file per task; from the lines that `roofline.py` and `compile_choice.py` have printed, it writes
+`roofline.md` and `compile.md`; from the rounds of the programs in `one_core.jsonl`, it writes `one_core.md`. The files
+are next to the given file.
 """
 
 from __future__ import annotations
@@ -40,6 +42,16 @@ def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
             f"| {task} | {runs[0]['env_steps']:,} | {len(runs)} | {', '.join(f'{value:.0f}' for value in evals)} "
             f"| {_mean(evals)} | {_mean([run['train_return'] for run in runs])} "
             f"| {runs[0]['published']} | {statistics.fmean(run['seconds'] for run in runs) / 60:.1f} |")
+    return "\n".join(rows) + "\n"
+
+
+def short_table(tasks: dict[str, list[dict[str, Any]]]) -> str:
+    """Return a Markdown table with the mean scores, their intervals and the published scores."""
+    rows = ["| task | env steps | return, mean of 3 seeds [95 % interval] | published |", "|---|---|---|---|"]
+    for task, runs in tasks.items():
+        assert len(runs) == 3
+        rows.append(f"| {task} | {runs[0]['env_steps']:,} | {_mean([run['eval_return'] for run in runs])} "
+                    f"| {runs[0]['published']} |")
     return "\n".join(rows) + "\n"
 
 
@@ -112,7 +124,25 @@ def _seconds(run: dict[str, Any]) -> str:
     return f"{'~' if run.get('stopped_at', math.inf) < run['target_steps'] else ''}{run['whole_cpu_s']:.0f} s"
 
 
-TABLES = {"roofline": roofline_table, "compile": compile_table}
+def one_core_table(lines: list[dict[str, Any]]) -> str:
+    """Return a Markdown table with one row per task: the median rate of each program over the rounds.
+
+    In brackets are the smallest and the largest ratio of this library's rate and the other one of the same round.
+    """
+    rows = ["| env steps per second | pytorchrl | Stable-Baselines3 | SBX | compiled script |", "|---|---|---|---|---|"]
+    for task in dict.fromkeys(line["task"] for line in lines):
+        rounds = [line["rates"] for line in lines if line["task"] == task]
+        algorithm, env = task.split("-")
+        cells = [f"{statistics.median(rates['pytorchrl'] for rates in rounds):,.0f}"]
+        for name in ("stable-baselines3", "sbx", "script"):
+            ratios = [rates["pytorchrl"] / rates[name] for rates in rounds]
+            cells.append(f"{statistics.median(rates[name] for rates in rounds):,.0f} "
+                         f"({min(ratios):.1f} to {max(ratios):.1f} \u00d7)")
+        rows.append(f"| {algorithm.upper()}, {ENV_NAMES[env]} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table}
 """Name of a file of results -> function that returns its table."""
 
 
@@ -142,6 +172,7 @@ def main() -> None:
     for run in json.loads(source.read_text()):
         tasks[run["task"]].append(run)
     (source.parent / "scores.md").write_text(table(tasks))
+    (source.parent / "scores_short.md").write_text(short_table(tasks))
     for task, runs in tasks.items():
         draw(task, runs, source.parent / f"{task.replace('/', '-').lower()}.svg")
 

@@ -39,7 +39,9 @@ IN_SECTIONS = {"environment_packages.md"}
 USE_RAY = {"reproducibility.md", "scaling.md"}
 # Numbers of env steps from which the shorter training is computed.
 FEW_STEPS, MOST_STEPS = 50, 150
-MORE_STEPS = {"comparing_runs.md": 300, "scaling.md": 1_000}
+MORE_STEPS = {"comparing_runs.md": 300, "index.md": 50_000, "README.md": 50_000, "scaling.md": 1_000}
+# Pages whose output has numbers that differ between machines.
+NUMBERS_VARY = {"index.md", "README.md"}
 _STEPS = re.compile(r"(\btarget_steps ?= ?|--target-steps )([\d_]+)")
 # Most updates of a loop that calls `step` until a scheme has made a number of updates.
 MOST_UPDATES = 8
@@ -130,8 +132,9 @@ def test_code_of_page_runs(page, request, tmp_path):
     assert result.returncode == 0, result.stderr
     printed, separator, _ = result.stdout.partition(f"{COMMANDS_FOLLOW}\n")
     assert separator
+    without_numbers = partial(re.sub, r"\d+(\.\d+)?", "N") if page.name in NUMBERS_VARY else str
     for shown in blocks(text, "text"):
-        assert shown in printed
+        assert without_numbers(shown) in without_numbers(printed)
 
 
 def test_pages_have_code_to_run():
