@@ -129,11 +129,14 @@ def one_core_table(lines: list[dict[str, Any]]) -> str:
 
     In brackets are the smallest and the largest ratio of this library's rate and the other one of the same round.
     """
-    rows = ["| env steps per second | pytorchrl | Stable-Baselines3 | SBX | compiled script |", "|---|---|---|---|---|"]
+    rows = ["| env steps per second | pytorchrl | in bfloat16 | Stable-Baselines3 | SBX | compiled script |",
+            "|---|---|---|---|---|---|"]
     for task in dict.fromkeys(line["task"] for line in lines):
         rounds = [line["rates"] for line in lines if line["task"] == task]
         algorithm, env = task.split("-")
-        cells = [f"{statistics.median(rates['pytorchrl'] for rates in rounds):,.0f}"]
+        mixed = [rates["pytorchrl, bfloat16"] for rates in rounds if "pytorchrl, bfloat16" in rates]
+        cells = [f"{statistics.median(rates['pytorchrl'] for rates in rounds):,.0f}",
+                 f"{statistics.median(mixed):,.0f}" if mixed else ""]
         for name in ("stable-baselines3", "sbx", "script"):
             ratios = [rates["pytorchrl"] / rates[name] for rates in rounds]
             cells.append(f"{statistics.median(rates[name] for rates in rounds):,.0f} "

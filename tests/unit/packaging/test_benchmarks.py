@@ -1,5 +1,6 @@
 """Tests that every benchmark starts, and that its results say which commit and machine they belong to."""
 
+import collections
 import importlib.util
 import io
 import json
@@ -184,6 +185,19 @@ def test_the_table_of_presets_of_kinds_is_current(monkeypatch):
     for (task, defaults), seeds in runs.items():
         if defaults in ("new", "old"):
             assert sorted(seeds) == [1, 2, 3, 4, 5], (task, defaults)
+
+
+def test_the_table_of_programs_on_one_core_is_current():
+    path = ROOT / "docs" / "benchmarks" / "one_core.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").one_core_table(lines)
+    for line in lines:
+        assert re.fullmatch(r"[0-9a-f]{8}", line["commit"])
+        assert line["machine"]["processor"]
+        assert set(line["rates"]) - {"pytorchrl, bfloat16"} == {"pytorchrl", "stable-baselines3", "sbx", "script"}
+    rounds = collections.Counter(line["task"] for line in lines)
+    assert len(rounds) == 6
+    assert min(rounds.values()) >= 3
 
 
 def test_the_choice_to_compile_was_right_in_whole_runs(whole_runs):

@@ -32,13 +32,18 @@ def test_readme_and_first_page_show_the_same_three_lines(language):
     assert blocks(README, language) == blocks(INDEX, language)
 
 
-@pytest.mark.parametrize("text", [README, INDEX], ids=["README", "first page"])
-def test_each_of_five_reasons_names_a_test_and_a_page(text):
-    rows = re.findall(r"^\| (.*) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", text, re.MULTILINE)
-    assert len(rows) == 5
-    for reason, path, name in rows:
-        assert re.match(r"\[[^]]+\]\(docs/\w+\.md\)|\{doc\}`[^<]+ <\w+>`", reason)
-        assert f"\ndef {name}(" in (ROOT / path).read_text(encoding="utf-8")
+# Number, text with a link to a page, test: as the README and the first page show it.
+REASONS = {
+    "README": (README, r"^\d\. \[[^]]+\]\(docs/\w+\.md\).*\n {3}\[`(?P<name>test_\w+)`\]\((?P<path>tests/.*\.py)\)$"),
+    "first page": (INDEX, r"^\d\. \{doc\}`[^<]+ <\w+>`.*\n {3}`(?P<path>tests/.*\.py)::(?P<name>test_\w+)`$")}
+
+
+@pytest.mark.parametrize(("text", "pattern"), REASONS.values(), ids=REASONS)
+def test_each_of_five_reasons_names_a_page_and_a_test(text, pattern):
+    reasons = list(re.finditer(pattern, text, re.MULTILINE))
+    assert len(reasons) == 5
+    for reason in reasons:
+        assert f"\ndef {reason['name']}(" in (ROOT / reason["path"]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["one_core", "scores_short"])
