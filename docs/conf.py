@@ -13,6 +13,7 @@ import pytorchrl  # noqa: E402 - found through the line above
 
 project = "pytorchrl"
 author = "the pytorchrl authors"
+project_copyright = "2026, the pytorchrl authors. MIT license."
 version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
@@ -31,6 +32,7 @@ html_title = f"pytorchrl {release}"
 # The sidebar is an overview, so that its entries should fit on a large screen.
 _SIDEBAR = {"sidebar-item-spacing-vertical": "0.2rem", "sidebar-caption-space-above": "0.5rem"}
 html_theme_options = {"light_css_variables": _SIDEBAR}
+html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 # The search of the site uses the entries of the general index, which would itself be a page of a thousand lines.
