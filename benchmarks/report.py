@@ -139,8 +139,8 @@ def one_core_table(lines: list[dict[str, Any]]) -> str:
                  f"{statistics.median(mixed):,.0f}" if mixed else ""]
         for name in ("stable-baselines3", "sbx", "script"):
             ratios = [rates["pytorchrl"] / rates[name] for rates in rounds]
-            cells.append(f"{statistics.median(rates[name] for rates in rounds):,.0f} "
-                         f"({min(ratios):.1f} to {max(ratios):.1f} \u00d7)")
+            ends = "\u2013".join(dict.fromkeys(f"{ratio:.1f}" for ratio in (min(ratios), max(ratios))))
+            cells.append(f"{statistics.median(rates[name] for rates in rounds):,.0f} ({ends}\u00d7)")
         rows.append(f"| {algorithm.upper()}, {ENV_NAMES[env]} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 

@@ -252,7 +252,7 @@ def picture(frames: Sequence[Screen], target_steps: int, events: Sequence[tuple[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path, help="path of the SVG file")
-    parser.add_argument("--steps", type=int, default=90_000, help="env steps of the run [90000]")
+    parser.add_argument("--steps", type=int, default=120_000, help="env steps of the run [120000]")
     options = parser.parse_args()
     from pytorchrl.monitor.view import read_run
 
