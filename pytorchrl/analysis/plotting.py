@@ -16,7 +16,7 @@ from pytorchrl.analysis.aggregates import Array, Statistic, iqm
 from pytorchrl.analysis.curves import Curve, on_grid, smooth, summarize_curves, without_steps
 from pytorchrl.analysis.drawing import Canvas, End, KeyEntry, letters, plain, style_of
 from pytorchrl.errors import ConfigError
-from pytorchrl.monitor.units import compact
+from pytorchrl.support.units import compact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

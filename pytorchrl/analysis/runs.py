@@ -14,6 +14,7 @@ import numpy as np
 from pytorchrl.analysis.aggregates import Array, area_under_curve
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import parse_value, read_bytes, read_json
+from pytorchrl.files.reading import mapping, number, problem_of_records, read_object
 from pytorchrl.files.run_directory import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -23,7 +24,6 @@ from pytorchrl.files.run_directory import (
     check_description,
     no_run,
 )
-from pytorchrl.monitor.reading import mapping, number, problem_of_records, read_object
 from pytorchrl.support.display import Displayed, Row, shortened, wrapped
 
 # Runs that differ only in these settings belong to the same group: the seed, and settings without effect on training.

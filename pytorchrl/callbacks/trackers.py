@@ -9,8 +9,8 @@ from typing import Protocol
 
 from pytorchrl.callbacks.base import Callback, TrainingRun
 from pytorchrl.callbacks.shipped import numbers_of
+from pytorchrl.files.reading import mapping
 from pytorchrl.files.run_directory import RUN_FILE
-from pytorchrl.monitor.reading import mapping
 from pytorchrl.support.code import import_extra
 
 # Some versions of MLflow accept at most this many parameters in one call, and characters in one value.

@@ -14,8 +14,8 @@ from pathlib import Path
 from pytorchrl.agent.option_values.text import to_text
 from pytorchrl.cli.output import show, show_stderr
 from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.files.reading import count, read_object
 from pytorchrl.files.run_directory import RESULT_FILE, RUN_FILE
-from pytorchrl.monitor.reading import count, read_object
 from pytorchrl.support.code import Code
 from pytorchrl.training.composition import code_of
 

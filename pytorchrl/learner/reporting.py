@@ -7,8 +7,10 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import statistics
+import subprocess
 import sys
 import textwrap
 import time
@@ -22,6 +24,7 @@ from pytorchrl.files.atomic import put_in_place, with_checksum
 from pytorchrl.files.lines import AppendedFile
 from pytorchrl.files.run_directory import METRICS_FILE, RUN_FORMAT
 from pytorchrl.monitor.findings import RunFinding
+from pytorchrl.support.cores import usable_cores
 from pytorchrl.support.display import escape, in_notebook
 from pytorchrl.support.terminal import get_logger, printable
 from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
@@ -42,6 +45,9 @@ _MAX_KEYS = 10_000
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 # The smallest share of dropped env steps in the progress line.
 _SHOWN_SHARE = 0.01
+# A repository on a slow disk must not delay a run for longer.
+_GIT_TIMEOUT_S = 2.0
+_PROGRAM = "pytorchrl"
 # The smallest width of a terminal, in columns, in which there is room for a bar beside the figures.
 _LEAST_FOR_BAR = 100
 
@@ -80,7 +86,7 @@ def description(
 ) -> dict[str, object]:
     """Return the contents of `run.json` for a run that starts now; `settings` describes scheme, agent and learner."""
     return {"format": RUN_FORMAT, "recipe": recipe, "target_steps": target_steps, "seed": seed, **settings,
-            "versions": versions(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+            "versions": versions(), "origin": origin(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 
 def versions() -> dict[str, str]:
@@ -92,6 +98,45 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - there are only eight names
             continue
     return found
+
+
+def origin() -> dict[str, Json]:
+    """Return the entry `origin` of `run.json`: command, commit and machine; "" if the commit is unknown."""
+    return {"command": _command(), "commit": commit(Path.cwd()), "machine": _machine()}
+
+
+def _command() -> str:
+    if in_notebook():
+        return "a notebook"
+    program, *arguments = sys.argv or [""]
+    is_own = Path(program).name in (_PROGRAM, "__main__.py")
+    return shlex.join([_PROGRAM] if is_own else ["python", *filter(None, [program])]) + "".join(
+        f" {shlex.quote(argument)}" for argument in arguments)
+
+
+def commit(folder: Path) -> str:
+    """Return the commit of the git repository that contains a directory.
+
+    The text ends in "-dirty" if files have changed since this commit. It is empty if there is no repository, no
+    commit, or no git, or if git takes longer than two seconds.
+    """
+    # Git can run a program that a setting of the repository names, unless this setting is switched off.
+    command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+def _machine() -> dict[str, Json]:
+    """Return the machine's name, the number of cores that this process may use, and the names of its GPUs."""
+    torch = sys.modules.get("torch")
+    # A process that has not used CUDA must not start it here, because child processes could then not use it.
+    used = torch is not None and torch.cuda.is_initialized()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if torch and used else []
+    return {"name": platform.node(), "cores": usable_cores(), "gpus": list(gpus)}
 
 
 class Recorder:

@@ -21,9 +21,9 @@ from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.monitor.charts import sparkline
 from pytorchrl.monitor.page import document, report, state_of
 from pytorchrl.monitor.style import REFRESH, TOGGLE, policy
-from pytorchrl.monitor.units import compact, percent
 from pytorchrl.monitor.view import Reader, RunView, read_run
 from pytorchrl.support.display import escape
+from pytorchrl.support.units import compact, percent
 
 ADDRESS = "127.0.0.1"
 _DEPTH, _MOST_RUNS = 3, 1000

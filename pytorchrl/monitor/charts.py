@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pytorchrl.monitor.units import compact
 from pytorchrl.support.display import escape
+from pytorchrl.support.units import compact
 
 Points = Sequence[tuple[float, float]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from pytorchrl.monitor.reading import count, item, mapping, number
+from pytorchrl.files.reading import count, item, mapping, number
 
 # Shares of the target after which something that is missing is worth a word while the run continues.
 _EARLY, _HALF = 0.1, 0.5

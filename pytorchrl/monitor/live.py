@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pytorchrl.monitor.reading import check_run
+from pytorchrl.files.reading import check_run
 from pytorchrl.monitor.screen import check_rich, frame
 from pytorchrl.monitor.view import Reader
 

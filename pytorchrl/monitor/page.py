@@ -13,12 +13,12 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
+from pytorchrl.files.reading import Record, mapping, number, text
 from pytorchrl.monitor.charts import COLORS, bars, curves, histogram, stacked
-from pytorchrl.monitor.reading import Record, mapping, number, text
 from pytorchrl.monitor.style import STYLE, TOGGLE, policy
-from pytorchrl.monitor.units import clock, compact, percent
 from pytorchrl.monitor.view import Lag, RunView
 from pytorchrl.support.display import escape
+from pytorchrl.support.units import clock, compact, percent
 
 _MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
 _MOST_MEDIA, _MOST_MEDIA_BYTES = 4, 16 << 20

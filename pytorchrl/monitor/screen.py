@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytorchrl.monitor.units import clock, compact, percent
 from pytorchrl.monitor.view import Lag, RunView, WorkerView
 from pytorchrl.support.code import import_extra
 from pytorchrl.support.terminal import printable
+from pytorchrl.support.units import clock, compact, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

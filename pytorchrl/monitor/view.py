@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
-from pytorchrl.monitor import time_shares
-from pytorchrl.monitor.findings import RunFinding, find
-from pytorchrl.monitor.reading import (
+from pytorchrl.files.reading import (
     Record,
     Records,
     check_run,
@@ -24,6 +21,9 @@ from pytorchrl.monitor.reading import (
     rows,
     text,
 )
+from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
+from pytorchrl.monitor import time_shares
+from pytorchrl.monitor.findings import RunFinding, find
 
 # Rates and time shares are averages over about this many seconds before the latest record.
 _WINDOW_S = 10.0

@@ -221,7 +221,7 @@ BUILTIN_ERRORS = {
         "pytorchrl.agent.algorithms.optimizers", "pytorchrl.agent.option_values.descriptions",
         "pytorchrl.agent.option_values.text", "pytorchrl.agent.seeding", "pytorchrl.agent.storages.observation_columns",
         "pytorchrl.agent.storages.ring", "pytorchrl.callbacks.time_limit", "pytorchrl.learner.files",
-        "pytorchrl.monitor.reading", "pytorchrl.play.dataset", "pytorchrl.runtime.collective",
+        "pytorchrl.files.reading", "pytorchrl.play.dataset", "pytorchrl.runtime.collective",
         "pytorchrl.scheme.recording.record", "pytorchrl.scheme.updates.lags"), CAUGHT),
 }
 
@@ -285,7 +285,7 @@ def unstated_raises():
 def test_public_functions_state_the_exceptions_that_they_raise():
     caught = {  # by the functions themselves
         ("pytorchrl.learner.learner.checkpoint_within", "TimeoutError"),
-        ("pytorchrl.monitor.reading.read_checked", "ValueError"),
+        ("pytorchrl.files.reading.read_checked", "ValueError"),
     }
     assert set(unstated_raises()) == caught
 

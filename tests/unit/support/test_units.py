@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl.monitor.units import clock, compact, percent
+from pytorchrl.support.units import clock, compact, percent
 
 
 @pytest.mark.parametrize(("value", "text"), [

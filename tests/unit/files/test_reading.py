@@ -8,7 +8,7 @@ import os
 import pytest
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.monitor.reading import Records, check_run, count, item, mapping, number, read_object, rows, text
+from pytorchrl.files.reading import Records, check_run, count, item, mapping, number, read_object, rows, text
 
 
 def append(path, data):
