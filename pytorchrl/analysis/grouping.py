@@ -39,7 +39,7 @@ def group_runs(runs: Sequence[Run], by: Sequence[str] | None = None) -> dict[str
     Raises:
         ConfigError: `by` names a setting that no run has.
     """
-    names = ["algorithm", *_differing(runs)] if by is None else list(by)
+    names = ["algorithm", *differing(runs)] if by is None else list(by)
     _check(names if by is not None else (), runs)
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -64,7 +64,7 @@ def _check(names: Sequence[str], runs: Sequence[Run]) -> None:
             raise ConfigError(f"no run has the setting {name!r}{advice}")
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def differing(runs: Sequence[Run]) -> list[str]:
     """Return the names of the settings in which runs of the same algorithm and environment differ."""
     alike: dict[tuple[object, str], list[Run]] = {}
     for run in runs:

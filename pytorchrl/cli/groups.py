@@ -1,4 +1,4 @@
-"""Read the arguments that `plot` and `compare` share: the groups of runs, and how the picture looks."""
+"""Read the arguments that `plot`, `compare` and `report` share: the groups of runs, and how the picture looks."""
 
 from __future__ import annotations
 
@@ -68,10 +68,9 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
     Raises:
         ConfigError: A directory contains no run, the two forms are mixed, or `by` is given with NAME=PATTERN.
     """
-    named = [(found[1], found[2]) for word in words
-             if (found := _NAMED.fullmatch(word)) and found[1].isprintable() and not Path(word).exists()]
+    named = _named(words)
     if not named:
-        paths = _paths(words)
+        paths = paths_of(words)
         if by == ["run"]:
             return {label: [read_run(path)] for label, path in zip(labels(paths), paths, strict=True)}
         return group_runs([read_run(path) for path in paths], by)
@@ -80,10 +79,27 @@ def groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[
     patterns: dict[str, list[str]] = {}
     for name, pattern in named:
         patterns.setdefault(name, []).append(pattern)
-    return {name: [read_run(path) for path in _paths(some)] for name, some in patterns.items()}
+    return {name: [read_run(path) for path in paths_of(some)] for name, some in patterns.items()}
 
 
-def _paths(words: Sequence[str]) -> list[Path]:
+def named_groups_of(words: Sequence[str], by: Sequence[str] | None) -> dict[str, list[Path]] | None:
+    """Return the directories of each group that the user named or asked for with `by`; None if there are none.
+
+    Raises:
+        ConfigError: See `groups_of`.
+    """
+    if by is None and not _named(words):
+        return None
+    return {label: [run.path for run in runs] for label, runs in groups_of(words, by).items()}
+
+
+def _named(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return name and pattern of each argument of the form NAME=PATTERN."""
+    return [(found[1], found[2]) for word in words
+            if (found := _NAMED.fullmatch(word)) and found[1].isprintable() and not Path(word).exists()]
+
+
+def paths_of(words: Sequence[str]) -> list[Path]:
     """Return the directories that match `words`, which are paths or glob patterns; each directory occurs once."""
     found: dict[Path, Path] = {}
     for word in words:

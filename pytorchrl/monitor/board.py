@@ -11,23 +11,33 @@ from __future__ import annotations
 import os
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.run_directory import RUN_FILE
-from pytorchrl.monitor.charts import sparkline
-from pytorchrl.monitor.page import document, report, state_of
-from pytorchrl.monitor.style import REFRESH, TOGGLE, policy
+from pytorchrl.monitor.charts import Points, sparkline
+from pytorchrl.monitor.findings import dropped_share
+from pytorchrl.monitor.page import document, report
+from pytorchrl.monitor.run_section import state_of
+from pytorchrl.monitor.series import groups_of
+from pytorchrl.monitor.style import board_script, policy, report_script, style
+from pytorchrl.monitor.tables import Cell, figures, sorted_table, words
 from pytorchrl.monitor.view import Reader, RunView, read_run
 from pytorchrl.support.display import escape
 from pytorchrl.support.units import compact, percent
 
 ADDRESS = "127.0.0.1"
 _DEPTH, _MOST_RUNS = 3, 1000
-_SCRIPT = TOGGLE + REFRESH
+_RETURN = "return_mean"
+# The page is sent before any file of a run is read, so that it appears at once; its script then asks for the rows.
+_TOOLS = (
+    '<div class="bar-tools board"><input type="search" id="filter" placeholder="filter: words in any column" '
+    'aria-label="filter"><span id="shown" class="dim"></span><button type="button" id="compare" disabled>compare</button>'
+    '<button type="button" id="all">select shown</button><button type="button" id="none">select none</button></div>'
+    '<div id="rows"><p class="none">reading runs …</p></div>')
 
 
 def find_runs(root: Path) -> dict[str, Path]:
@@ -77,40 +87,69 @@ class Board(ThreadingHTTPServer):
         """The values of the Host header that the server accepts."""
         return frozenset(f"{name}:{self.server_port}" for name in (ADDRESS, "localhost"))
 
-    def views(self) -> list[tuple[str, RunView]]:
-        """Return (path below the root, view) of every run; each call parses only the records that are new."""
+    def views(self) -> list[tuple[str, Reader, RunView]]:
+        """Return (path below the root, reader, view) of every run; each call parses only the records that are new."""
         with self._lock:
             runs = find_runs(self.root)
-            self._readers = {key: self._readers.get(key) or Reader(run_dir) for key, run_dir in runs.items()}
-            return [(key, reader.read()) for key, reader in self._readers.items()]
+            self._readers = {key: self._readers.get(key) or Reader(run_dir, curve=_RETURN)
+                             for key, run_dir in runs.items()}
+            return [(key, reader, reader.read()) for key, reader in self._readers.items()]
 
     def rows(self) -> str:
         """Return a table of all runs as HTML; the run that started last comes first."""
-        found = sorted(self.views(), key=lambda one: str(one[1].run.get("started", "")), reverse=True)
+        found = sorted(self.views(), key=lambda one: str(one[2].run.get("started", "")), reverse=True)
         if not found:
             return '<p class="none">no runs yet</p>'
-        head = "".join(f"<th{' class=n' if number else ''}>{name}</th>" for name, number in (
-            ("run", 0), ("state", 0), ("algorithm", 0), ("environment", 0), ("steps", 1), ("done", 1), ("steps/s", 1),
-            ("return", 1), ("", 0), ("lag", 1), ("restarts", 1), ("started", 0)))
-        body = "".join(_row(key, view) for key, view in found)
-        return (f'<div class="scroll wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
+        ends = _ends_of(found)
+        labels = _labels_of([view for _, _, view in found])
+        head = (("", False), ("run", False), ("state", False), ("algorithm", False), ("environment", False),
+                ("differs in", False), ("steps", True), ("done", True), ("steps/s", True), ("return", True), ("", False),
+                ("lag", True), ("dropped", True), ("looks wrong", False), ("started", False))
+        scales = ", ".join(f"{env} {compact(low)} to {compact(high)}" for env, (low, high) in sorted(ends.items()))
+        note = f'<p class="dim">Curves of the return share one scale per environment: {escape(scales)}.</p>' if ends else ""
+        return sorted_table(head, (_row(key, view, reader.curve, ends.get(view.env), labels.get(view.run_dir, ""))
+                                   for key, reader, view in found)) + note
 
 
-def _row(key: str, view: RunView) -> str:
-    lag, rate = view.policy_lag, view.rates.get("collected_steps")
-    started = str(view.run.get("started", ""))[:16].replace("T", " ")
+def _ends_of(found: Iterable[tuple[str, Reader, RunView]]) -> dict[str, tuple[float, float]]:
+    """Return the lowest and the highest return of all runs on each environment."""
+    ends: dict[str, tuple[float, float]] = {}
+    for _, reader, view in found:
+        values = [value for _, value in reader.curve]
+        if values:
+            low, high = ends.get(view.env, (values[0], values[0]))
+            ends[view.env] = min(low, *values), max(high, *values)
+    return ends
+
+
+def _labels_of(views: Sequence[RunView]) -> dict[Path, str]:
+    """Return the settings in which each run differs from others of its algorithm and environment, in short."""
+    return {member.view.run_dir: group.label.removeprefix(f"{group.env}: ").removeprefix(member.view.algorithm).strip()
+            for group in groups_of(views) for member in group.members}
+
+
+def _row(key: str, view: RunView, curve: Points, ends: tuple[float, float] | None, label: str) -> list[Cell]:
+    lag, rate, name = view.policy_lag, view.rates.get("collected_steps"), escape(key)
     share = min(1.0, view.env_steps / view.target_steps) if view.target_steps else 0.0
-    cells = (
-        ("k", f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{escape(key)}</a>'), ("k", state_of(view)),
-        ("", escape(view.algorithm)), ("", escape(view.env)), ("n", f"{view.env_steps:,}"), ("n", percent(share)),
-        ("n", escape(compact(rate))), ("n", "-" if view.return_mean is None else f"{view.return_mean:.1f}"),
-        ("", sparkline(view.curve("return_mean"))), ("n", "-" if lag is None else f"{lag.mean:.1f}"),
-        ("n", str(view.metric("workers_restarted"))), ("k", escape(started)))
-    return "<tr>" + "".join(f'<td{f" class={kind}" if kind else ""}>{html}</td>' for kind, html in cells) + "</tr>"
+    dropped, wrong = dropped_share(view.latest), "; ".join(finding.sentence for finding in view.findings)
+    words_of = ", ".join(finding.word for finding in view.findings)
+    return [
+        Cell(f'<input type="checkbox" value="{name}" aria-label="select {name}">'),
+        Cell(f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{name}</a>', None, "k"),
+        Cell(state_of(view), None, "k"), words(view.algorithm), words(view.env), words(label, "label"),
+        figures(f"{view.env_steps:,}", view.env_steps), figures(percent(share), share), figures(compact(rate), rate),
+        figures("" if view.return_mean is None else f"{view.return_mean:.1f}", view.return_mean),
+        Cell(sparkline(curve, *ends) if ends else ""), figures("" if lag is None else f"{lag.mean:.1f}", lag and lag.mean),
+        Cell(f'<span{" class=bad" if dropped > 0.5 else ""}>{percent(dropped)}</span>' if dropped else "", dropped, "n"),
+        Cell(f'<b class="bad" title="{escape(wrong)}">{escape(words_of)}</b>' if wrong else "", None, "k"),
+        words(str(view.run.get("started", ""))[:16].replace("T", " "), "k")]
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handler of GET requests for the page of runs (`/`), its table alone (`/rows`), or a report (`/run/<path>`)."""
+    """Handler of GET requests for the page of runs (`/`), its table (`/rows`), or a report.
+
+    Reports are at `/run/<path>`, and about several runs at `/compare?run=<path>&run=<path>`.
+    """
 
     server: Board
     server_version, sys_version = "pytorchrl", ""
@@ -120,27 +159,33 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "") not in self.server.hosts:
             self._send(HTTPStatus.FORBIDDEN, "this board answers only requests to 127.0.0.1 and localhost")
             return
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         if path == "/":
-            body = f'<div id="rows">{self.server.rows()}</div>'
-            page = document(f"runs in {self.server.root}", body, _SCRIPT, '<span id="note" class="silent"></span> ')
-            self._send(HTTPStatus.OK, page, script=_SCRIPT)
+            script = board_script()
+            self._send(HTTPStatus.OK, document(
+                f"runs in {self.server.root.resolve().name or self.server.root}", _TOOLS, script,
+                style_sheet=style(), note='<span id="note" class="silent"></span> '), script=script)
         elif path == "/rows":
             self._send(HTTPStatus.OK, self.server.rows(), script="")
         elif path.startswith("/run/"):
-            self._report(urllib.parse.unquote(path.removeprefix("/run/"), errors="replace"))
+            self._report([urllib.parse.unquote(path.removeprefix("/run/"), errors="replace")])
+        elif path == "/compare":
+            self._report(list(dict.fromkeys(urllib.parse.parse_qs(query, errors="replace").get("run", []))))
         else:
             self._send(HTTPStatus.NOT_FOUND, "no such page")
 
-    def _report(self, key: str) -> None:
-        run_dir = find_runs(self.server.root).get(key)
-        if run_dir is None:
+    def _report(self, keys: Sequence[str]) -> None:
+        runs = find_runs(self.server.root)
+        run_dirs = [run_dir for key in keys if (run_dir := runs.get(key)) is not None]
+        if not run_dirs or len(run_dirs) < len(keys):
             self._send(HTTPStatus.NOT_FOUND, "no such run")
             return
         try:
-            self._send(HTTPStatus.OK, report([read_run(run_dir)]), script=TOGGLE)
-        except ConfigError:  # the run was renamed or removed a moment ago
+            body = report([read_run(run_dir) for run_dir in run_dirs], note='<a href="/">← all runs</a> ')
+        except ConfigError:  # a run was renamed or removed a moment ago
             self._send(HTTPStatus.NOT_FOUND, "no such run")
+            return
+        self._send(HTTPStatus.OK, body, script=report_script())
 
     def _send(self, status: HTTPStatus, body: str, *, script: str | None = None) -> None:
         """Send a response: plain text if `script` is None; otherwise HTML, in which only `script` may run."""

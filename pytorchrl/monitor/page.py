@@ -1,239 +1,262 @@
 """Write an HTML page about one or more runs; the page needs no network and no other files.
 
-Every text of a run is escaped by `display.escape`. The content security policy of the page allows only the script of
-the page.
+Every text of a run is escaped by `display.escape`, and the script of the page sets texts only as text. The content
+security policy of the page allows only this script.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from pytorchrl.analysis.aggregates import iqm
+from pytorchrl.analysis.bootstrap import estimate
+from pytorchrl.analysis.grouping import differing, short
+from pytorchrl.analysis.plotting import FEWEST_FOR_BAND
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
 from pytorchrl.files.reading import Record, mapping, number, text
-from pytorchrl.monitor.charts import COLORS, bars, curves, histogram, stacked
-from pytorchrl.monitor.style import STYLE, TOGGLE, policy
-from pytorchrl.monitor.view import Lag, RunView
+from pytorchrl.monitor.findings import dropped_share
+from pytorchrl.monitor.run_section import folded_section, full_section, state_of, tiles, wrong
+from pytorchrl.monitor.series import AXES, Chart, Group, charts_of, groups_of, to_data
+from pytorchrl.monitor.style import policy, report_script, style
+from pytorchrl.monitor.tables import Cell, card, entries, figures, sorted_table, table, words
+from pytorchrl.monitor.view import RunView
 from pytorchrl.support.display import escape
-from pytorchrl.support.units import clock, compact, percent
+from pytorchrl.support.units import clock, compact, percent, score
 
-_MEDIA = {".mp4": "video/mp4", ".webm": "video/webm", ".gif": "image/gif"}
-_MOST_MEDIA, _MOST_MEDIA_BYTES = 4, 16 << 20
-_MOST_WORKERS, _MOST_EVENTS = 200, 200
-# The curves that follow the curve of the training return: (title, keys that lead to the value in a record).
-_CURVES = (
-    ("evaluation: mean return", ("evaluation", "return_mean")), ("env steps per second", ("env_steps_per_s",)),
-    ("policy lag since the start: mean", ("policy_lag", "mean")), ("queued train batches", ("scheme", "queue", "mean")))
+_BUTTONS = ('<span class="tools"><button type="button" data-reset hidden>reset zoom</button>'
+            '<button type="button" data-save="csv" title="download the numbers that the chart shows">CSV</button>'
+            '<button type="button" data-save="png" title="download the picture">PNG</button></span>')
+# Characters of the parts about single runs in a report about several, so that a page stays below 500 kB.
+_MOST_DETAILS = 210_000
+_DASHES = ("", "8 4", "2 3", "10 3 2 3")
 
 
-def write_report(views: Sequence[RunView], output: Path) -> None:
-    """Write the HTML page about the given runs to a file.
+def write_report(
+    views: Sequence[RunView], output: Path, groups: Mapping[str, Sequence[Path]] | None = None,
+) -> None:
+    """Write the HTML page about the given runs to a file; see `report`.
 
     Raises:
         ConfigError: The file cannot be written.
     """
     try:
         with put_in_place(output) as file:
-            file.write(report(views).encode("utf-8"))
+            file.write(report(views, groups).encode("utf-8"))
     except OSError as error:
         raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
 
 
-def report(views: Sequence[RunView]) -> str:
-    """Return the HTML page about the given runs."""
-    names = _labels(views)
-    title = names[0] if len(names) == 1 else f"{len(names)} runs"
-    sections = [_curves(views, names), *(_run(view, name) for view, name in zip(views, names, strict=True))]
-    return document(title, "".join(sections), TOGGLE)
+def report(views: Sequence[RunView], groups: Mapping[str, Sequence[Path]] | None = None, *, note: str = "") -> str:
+    """Return the HTML page about the given runs.
+
+    Args:
+        views: The runs.
+        groups: The directories of the runs of each group, by label; None: runs that differ only in their seeds are a
+            group.
+        note: HTML next to the title, such as a link back.
+    """
+    found = groups_of(views, groups)
+    charts, statistics, constant = charts_of(found)
+    of_many = len(views) > 1
+    top = _overview(found) if of_many else _heading(views[0]) + wrong(views[0]) + tiles(views[0])
+    below = _runs(found) if of_many else full_section(views[0])
+    data = json.dumps(to_data(found, [*charts, *statistics]), separators=(",", ":")).replace("<", "\\u003c")
+    # A block of data is not a script, so the content security policy does not concern it.
+    block = f'<script id="data" type="application/json">{data}</script>'
+    title = f"{len(views)} runs" if of_many else views[0].name
+    envs = sorted({group.env for group in found} - {"env"})
+    return document(f"{title} on {', '.join(envs)}" if of_many and envs else title,
+                    top + _charts(found, charts, statistics, constant) + below + block, report_script(), note=note,
+                    style_sheet=style(charts=True))
 
 
-def document(title: str, body: str, script: str, note: str = "") -> str:
+def document(title: str, body: str, script: str, *, style_sheet: str, note: str = "") -> str:
     """Return a complete HTML page.
 
     Args:
         title: The title, which is escaped here.
         body: HTML.
         script: The script; the content security policy of the page allows no other script.
+        style_sheet: The style sheet.
         note: HTML next to the title.
     """
     return ("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<meta http-equiv="Content-Security-Policy" content="{escape(policy(script))}">'
-            f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style></head><body>'
+            f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{style_sheet}</style></head><body>'
             f'<header><h1>{escape(title)}</h1><span>{note}<button id="theme" type="button">light / dark</button></span>'
             f"</header>{body}<script>{script}</script></body></html>\n")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: frozenset[int] = frozenset()) -> str:
-    """Return an HTML table, in which all texts are escaped.
-
-    Args:
-        header: The column names; empty for a table without a header.
-        rows: The texts of each row.
-        numbers: Indices of the columns that are aligned to the right.
-    """
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f'<{tag}{" class=n" if place in numbers else ""}>{escape(cell)}</{tag}>'
-                                for place, cell in enumerate(cells)) + "</tr>"
-    head = f"<thead>{line('th', header)}</thead>" if header else ""
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(line("td", row) for row in rows)}</tbody></table></div>'
-
-
-def _labels(views: Sequence[RunView]) -> list[str]:
-    names = [view.name for view in views]
-    return names if len(set(names)) == len(names) else [str(view.run_dir) for view in views]
-
-
-def _card(title: str, body: str) -> str:
-    return f'<section class="card"><h3>{escape(title)}</h3>{body}</section>'
-
-
-def _curves(views: Sequence[RunView], names: Sequence[str]) -> str:
-    keys = "".join(f'<span class="key"><i style="background:var(--c{place % COLORS})"></i>{escape(name)}</span>'
-                   for place, name in enumerate(names))
-    wanted = [("training: mean return of the last 100 episodes", ("return_mean",)), *_CURVES]
-    found = [(title, [(name, view.curve(*path)) for view, name in zip(views, names, strict=True)])
-             for title, path in wanted]
-    drawn = [_card(title, curves(lines, title)) for title, lines in found if any(points for _, points in lines)]
-    own = [_card(f"algorithm: {name}", curves(
-        [(label, view.curve("algorithm", name)) for view, label in zip(views, names, strict=True)], name))
-        for name in sorted({name for view in views for name in mapping(view.latest, "algorithm")})]
-    more = f'<details><summary>statistics of the algorithm</summary><div class="grid2">{"".join(own)}</div></details>'
-    return (f'<h2>Curves over env steps</h2><div class="keys">{keys}</div><div class="grid2">'
-            f"{''.join(drawn) or '<p class=none>no records yet</p>'}</div>{more if own else ''}")
-
-
-def _run(view: RunView, name: str) -> str:
+def _heading(view: RunView) -> str:
     what = " on ".join(part for part in (view.algorithm, view.env) if part)
-    bottleneck = f"<p><b>Bottleneck:</b> {escape(view.bottleneck)}</p>" if view.bottleneck else ""
-    cards = [
-        _card("figures", table((), _figures(view))),
-        _card("time of each level, at the end" if view.state == "ended" else "time of each level, now",
-              stacked(view.shares) + bottleneck),
-        _card("policy lag, in updates", histogram(view.lag_histogram) + _lags(view)),
-        _card("ledger, in env steps", _ledger(view)),
-        _card("who waits for whom", table((), [
-            (wait.who, percent(wait.share), wait.whom) for wait in view.waits]) if view.waits else
-            '<p class="none">nobody</p>'),
-        _card("faults and restarts", _events(view)),
-    ]
-    problems = "".join(f'<p class="silent">{escape(problem)}</p>' for problem in view.problems)
-    return (f"<h2>{escape(name)}</h2><p>{escape(what)} <b class=\"{view.state}\">{view.state}</b></p>{problems}"
-            f'<section class="card"><h3>tree</h3>{_flow(view)}{_workers(view)}</section><br>'
-            f'<div class="grid2">{"".join(cards)}</div>{_media(view)}{_settings(view)}')
+    seed = text(view.run, "seed")
+    return f"<p>{escape(what)}{escape(f', seed {seed}') if seed else ''} {state_of(view)}</p>"
 
 
-def _figures(view: RunView) -> list[tuple[str, str]]:
-    seconds = number(view.result, "seconds") or number(view.latest, "seconds") or 0.0
-    rows = [("env steps", f"{view.env_steps:,} of {view.target_steps:,}"), ("training time", clock(seconds)),
-            ("env steps per second, latest", compact(view.rates.get("collected_steps"))),
-            ("mean return", "-" if view.return_mean is None else f"{view.return_mean:.2f}")]
-    if view.eval_return is not None:
-        rows.append(("mean return, evaluation", f"{view.eval_return:.2f}"))
-    return [*rows, ("seed", text(view.run, "seed")), ("started", text(view.run, "started"))]
+def _overview(groups: Sequence[Group]) -> str:
+    """Return what went wrong, the table of groups, and the table of runs."""
+    members = [(group, member) for group in groups for member in group.members]
+    bad = [(place, member) for place, (_, member) in enumerate(members) if member.view.findings or member.view.problems]
+    items = "".join(
+        f'<li><a href="#run-{place}">{escape(member.name)}</a>: '
+        + escape("; ".join([*(finding.sentence for finding in member.view.findings), *member.view.problems])) + "</li>"
+        for place, member in bad)
+    red = (f'<div class="wrong"><b>{len(bad)} of {len(members)} runs look wrong</b><ul>{items}</ul></div>'
+           if bad else "")
+    of_groups = f"<h2>Groups</h2>{_group_table(groups)}" if len(groups) < len(members) else ""
+    return f"{red}{of_groups}<h2>Runs</h2>{_run_table(groups)}"
 
 
-def _flow(view: RunView) -> str:
-    """Return the worker tree as HTML: boxes from left to right, with the rates of steps, gradients and weights."""
-    rates, workers = view.rates, view.metric("workers")
-    collectors = f"{workers - view.metric('workers_missing')} of {workers} remote" if workers else "in this process"
-    queued, size, mean, peak = view.queue
-    nodes = [("collection workers", collectors)]
-    if view.setting("num_replay_workers"):
-        nodes.append(("replay", f"{view.setting('num_replay_workers')} shards, {queued} batches wait, peak {peak}"))
-    elif view.setting("col_communication") == "asynchronous":
-        average = "" if mean is None else f", mean {mean:.1f}"
-        nodes.append(("queue", f"{queued} of {size}{average}, peak {peak}"))
-    number_of = max(1, sum(not worker.is_collector for worker in view.workers))
-    nodes += [("gradient workers", str(number_of)), ("update worker", f"{compact(rates.get('updates'))} updates/s")]
-    data = f"{compact(rates.get('collected_steps'))} steps/s →"
-    edges = [data, f"{compact(rates.get('consumed_steps'))} steps/s used →"][-(len(nodes) - 2):]
-    edges = edges if len(nodes) == 4 else [data]
-    edges.append(f"{compact(rates.get('gradients'))} gradients/s →")
-    parts = []
-    for place, (title, figure) in enumerate(nodes):
-        parts.append(f'<div class="node"><b>{escape(title)}</b><br>{escape(figure)}</div>')
-        if place < len(edges):
-            back = f"← {compact(rates.get('weight_pushes'))} weights/s" if place == 0 else ""
-            parts.append(f'<div class="edge">{escape(edges[place])}<br>{escape(back)}</div>')
-    return f'<div class="flow">{"".join(parts)}</div>'
+def _group_table(groups: Sequence[Group]) -> str:
+    rows = []
+    for place, group in enumerate(groups):
+        scores = [member.view.return_mean for member in group.members if member.view.return_mean is not None]
+        low, high = min(scores, default=None), max(scores, default=None)
+        found = estimate(iqm, np.array(scores)[:, None]) if scores else None
+        interval = "" if found is None or len(scores) < FEWEST_FOR_BAND else (
+            f"{score(float(found.low))} to {score(float(found.high))}")
+        bad = sum(bool(member.view.findings) for member in group.members)
+        rows.append([
+            Cell(_swatch(place) + escape(group.label), None, "label"), figures(str(len(group.members)), len(group.members)),
+            figures("" if found is None else score(float(found.value)), None if found is None else float(found.value)),
+            Cell(escape(interval), float(found.low) if interval and found is not None else None, "n"),
+            figures(score(low), low), figures(score(high), high),
+            figures(_range([member.view.env_steps for member in group.members]),
+                    max(member.view.env_steps for member in group.members)),
+            Cell(f'<b class="bad">{bad}</b>' if bad else "", bad or None, "n")])
+    return sorted_table((("group", False), ("runs", True), ("final return: IQM", True), ("95 % interval", True),
+                         ("lowest", True), ("highest", True), ("env steps", True), ("look wrong", True)), rows) + (
+        f'<p class="dim">The final return of a run is its mean return of the last 100 training episodes. An interval is '
+        f"given from {FEWEST_FOR_BAND} runs on; IQM is the interquartile mean.</p>")
 
 
-def _lag_cells(lag: Lag | None) -> tuple[str, str, str]:
-    return ("", "", "") if lag is None else (f"{lag.mean:.2f}", f"{lag.p90:g}", f"{lag.max:g}")
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _workers(view: RunView) -> str:
-    if not view.workers:
-        return '<p class="none">no figures by worker in these records</p>'
-    rows = [(worker.name, compact(worker.rate), f"{worker.total:,}",
-             "env steps" if worker.is_collector else "gradients",
-             *_lag_cells(worker.lag), str(worker.restarts)) for worker in view.workers[:_MOST_WORKERS]]
-    drawn = table(("worker", "per s", "total", "of", "lag mean", "p90", "max", "restarts"), rows,
-                  frozenset((1, 2, 4, 5, 6, 7)))
-    hidden = len(view.workers) - len(rows)
-    more = f'<p class="dim">and {hidden} more workers</p>' if hidden else ""
-    return f'<details open class="wide rows"><summary>{len(view.workers)} workers</summary>{drawn}{more}</details>'
+def _run_table(groups: Sequence[Group]) -> str:
+    members = [(place, member) for place, group in enumerate(groups) for member in group.members]
+    names = [name for name in differing([member.run for _, member in members])]
+    several = len({group.env for group in groups}) > 1
+    with_eval = any(member.view.eval_return is not None for _, member in members)
+    algorithms = len({member.view.algorithm for _, member in members}) > 1
+    header = [("run", False), ("state", False), *([("environment", False)] if several else []),
+              *([("algorithm", False)] if algorithms else []),
+              *((name, all(isinstance(member.run.settings.get(name), (int, float)) for _, member in members))
+                for name in names),
+              ("seed", True), ("final return", True), *([("evaluation", True)] if with_eval else []),
+              ("env steps", True), ("time", True), ("steps/s", True), ("lag", True), ("dropped", True),
+              ("looks wrong", False)]
+    rows = []
+    for number_of, (place, member) in enumerate(members):
+        view, settings = member.view, member.run.settings
+        seconds = number(view.result, "seconds") or number(view.latest, "seconds") or 0.0
+        rate, lag, seed = number(view.result, "env_steps_per_s"), view.policy_lag, number(view.run, "seed")
+        rate = number(view.latest, "env_steps_per_s") if rate is None else rate
+        share, found = dropped_share(view.latest), ", ".join(finding.word for finding in view.findings)
+        rows.append([
+            Cell(f'{_swatch(place)}<a href="#run-{number_of}">{escape(member.name)}</a>', None, "k"),
+            Cell(state_of(view), None, "k"), *([words(member.run.task, "k")] if several else []),
+            *([words(view.algorithm, "k")] if algorithms else []),
+            *(_setting(settings.get(name), is_number=is_number) for (_, is_number), name in zip(
+                header[2 + several + algorithms:], names, strict=False)),
+            figures(text(view.run, "seed"), seed),
+            figures(score(view.return_mean), view.return_mean),
+            *([figures(score(view.eval_return), view.eval_return)]
+              if with_eval else []),
+            figures(f"{view.env_steps:,}", view.env_steps), figures(clock(seconds), seconds),
+            figures(compact(rate), rate), figures("" if lag is None else f"{lag.mean:.1f}", lag and lag.mean),
+            Cell(f'<span{" class=bad" if share > 0.5 else ""}>{percent(share)}</span>' if share else "", share, "n"),
+            Cell(f'<b class="bad">{escape(found)}</b>', None, "k")])
+    search = ('<div class="bar-tools"><input type="search" data-filter="#runs" placeholder="filter runs" '
+              'aria-label="filter runs"></div>' if len(members) > 8 else "")
+    return f'{search}<div id="runs">{sorted_table(header, rows)}</div>'
 
 
-def _lags(view: RunView) -> str:
-    lags = (("policy", view.policy_lag), ("gradients", view.grad_lag))
-    rows = [(name, *_lag_cells(lag)) for name, lag in lags if lag]
-    return table(("lag", "mean", "p90", "max"), rows, frozenset((1, 2, 3))) if rows else ""
+def _setting(value: object, *, is_number: bool) -> Cell:
+    if is_number and isinstance(value, (int, float)):
+        return figures(short(value), float(value))
+    return words("" if value is None else short(value))
 
 
-def _ledger(view: RunView) -> str:
-    ledger = mapping(view.result, "ledger") or mapping(view.latest, "ledger")
-    collected = number(ledger, "collected") or 0.0
-    names = [name for name, value in ledger.items() if name != "dropped" and number(value) is not None]
-    rows = [(name, number(ledger, name) or 0.0) for name in names]
-    rows += [(f"dropped: {name}", number(value) or 0.0) for name, value in mapping(ledger, "dropped").items()]
-    return bars([(name, value / collected if collected and name != "consumed" else 0.0, f"{value:,.0f}")
-                 for name, value in rows]) or '<p class="none">no data</p>'
+def _swatch(place: int) -> str:
+    return f'<i class="swatch" style="background:var(--c{place % 8})"></i>'
 
 
-def _events(view: RunView) -> str:
-    totals = (f"Workers restarted: {view.metric('workers_restarted')}, environments restarted: "
-              f"{view.metric('envs_restarted')}, updates skipped: {view.metric('updates_skipped_nan')}.")
-    rows = [(f"{event.env_steps:,}", clock(event.seconds), event.text) for event in view.events[-_MOST_EVENTS:]]
-    return f"<p>{escape(totals)}</p>" + (
-        table(("env steps", "time", "event"), rows, frozenset((0, 1))) if rows else "")
+def _line_of(place: int) -> str:
+    dash = _DASHES[place // 8 % len(_DASHES)]
+    return (f'<svg width="22" height="8" aria-hidden="true"><line x1="0" x2="22" y1="4" y2="4" stroke-width="2" '
+            f'style="stroke:var(--c{place % 8})" stroke-dasharray="{dash}"/></svg>')
 
 
-def _settings(view: RunView) -> str:
-    """Return the versions and the settings as HTML; nested values are shown as JSON."""
-    def rows(values: Record) -> list[tuple[str, str]]:
-        return [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items()]
-    given = mapping(view.run, "recipe", "options")
-    return ('<div class="grid2">' + _card("versions", table((), rows(mapping(view.run, "versions"))))
-            + _card("options given", table((), rows(given)) if given else '<p class="none">composed in Python</p>')
-            + "</div><details><summary>all settings of the scheme</summary>"
-            + table((), rows(mapping(view.run, "scheme"))) + "</details>")
+def _charts(
+    groups: Sequence[Group], charts: Sequence[Chart], statistics: Sequence[Chart], constant: Sequence[str],
+) -> str:
+    """Return the controls and the boxes of the charts; the script of the page draws into the boxes."""
+    if not charts:
+        return '<h2>Curves</h2><p class="none">no records yet</p>'
+    keys = "".join(f'<button type="button" data-group="{place}" aria-pressed="true">{_line_of(place)}{escape(group.label)}'
+                   f"{f' ({len(group.members)})' if len(group.members) > 1 else ''}</button>"
+                   for place, group in enumerate(groups)) if len(groups) > 1 else ""
+    axes = "".join(f'<option value="{axis}">{name}</option>' for axis, name in AXES.items())
+    singles = ('<label><input type="checkbox" id="singles"> single runs</label>'
+               if any(len(group.members) >= FEWEST_FOR_BAND for group in groups) else "")
+    controls = (f'<div class="controls"><div class="bar-tools"><label>over <select id="axis">{axes}</select></label>'
+                '<label>smoothing <input type="range" id="smoothing" min="0" max="0.3" step="0.01" value="0"></label>'
+                f'{singles}<button type="button" data-reset hidden>reset zoom</button></div>'
+                f'{f"""<div class="keys">{keys}</div>""" if keys else ""}</div>')
+    boxes = [card(chart.title, f'<div data-chart="{place}"{" class=large" if chart.is_main else ""}></div>', _BUTTONS)
+             for place, chart in enumerate([*charts, *statistics])]
+    main = sum(chart.is_main for chart in charts)
+    rest = f'<div class="grid2">{"".join(boxes[main:len(charts)])}</div>' if len(charts) > main else ""
+    own = (f'<details><summary>statistics of the algorithm</summary><div class="grid2">{"".join(boxes[len(charts):])}'
+           "</div></details>" if statistics else "")
+    same = f'<p class="dim">constant: {escape(", ".join(constant))}</p>' if constant else ""
+    return (f'<h2>Curves</h2>{controls}<noscript><p class="bad">The charts need JavaScript.</p></noscript>'
+            f'{"".join(boxes[:main])}{rest}{same}{own}{_note(groups)}')
 
 
-def _media(view: RunView) -> str:
-    """Return the newest videos in the run's directory as HTML with embedded data; empty if there are none."""
-    try:
-        found = sorted((path for path in view.run_dir.rglob("*") if path.suffix.lower() in _MEDIA and path.is_file()
-                        and not path.is_symlink() and path.stat().st_size <= _MOST_MEDIA_BYTES),
-                       key=lambda path: path.stat().st_mtime)[-_MOST_MEDIA:]
-        parts = []
-        for path in found:
-            kind, name = _MEDIA[path.suffix.lower()], str(path.relative_to(view.run_dir))
-            source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-            shown = f'<img src="{source}" alt="{escape(name)}">' if kind == "image/gif" else (
-                f'<video controls muted src="{source}"></video>')
-            parts.append(_card(name, shown))
-    except OSError:
-        return ""
-    return f'<h3>videos</h3><div class="grid2">{"".join(parts)}</div>' if parts else ""
+def _note(groups: Sequence[Group]) -> str:
+    sizes = {len(group.members) for group in groups}
+    parts = ["Drag over a chart to zoom, and double-click to see everything."]
+    if max(sizes) > 1:
+        parts.append("A line of several runs is their interquartile mean for returns, and their mean otherwise.")
+    if max(sizes) >= FEWEST_FOR_BAND:
+        parts.append(f"From {FEWEST_FOR_BAND} runs on, a band shows the 95 % confidence interval.")
+    if any(1 < size < FEWEST_FOR_BAND for size in sizes):
+        parts.append(f"With fewer than {FEWEST_FOR_BAND} runs, thin lines show the runs.")
+    return f'<p class="dim">{" ".join(parts)}</p>'
 
 
-def state_of(view: RunView) -> str:
-    """Return the state of a run, such as "running", as HTML."""
-    return f'<b class="{view.state}">{view.state}</b>'
+def _runs(groups: Sequence[Group]) -> str:
+    """Return a folded part about each run, and the settings and versions that all runs share.
+
+    If there are very many runs, only those that look wrong and the first others have such a part.
+    """
+    members = [(group, member) for group in groups for member in group.members]
+    described = [{**mapping(member.view.run, "scheme"), **mapping(member.view.run, "versions")} for _, member in members]
+    shared = {name: value for name, value in described[0].items()
+              if all(name in one and one[name] == value for one in described)}
+    left, parts = _MOST_DETAILS, {}
+    for place in sorted(range(len(members)), key=lambda place: (not members[place][1].view.findings, place)):
+        group, member = members[place]
+        part = folded_section(member.view, member.name, place, group.label, _without(described[place], shared))
+        left -= len(part)
+        if left < 0:
+            part = (f'<p id="run-{place}" class="dim"><b>{escape(member.name)}</b> {state_of(member.view)}: for its details, '
+                    f"<code>pytorchrl report {escape(member.view.run_dir)}</code></p>")
+        parts[place] = part
+    same = (f"<details><summary>settings of the scheme and versions that all runs share</summary>"
+            f"{table((), entries(shared))}</details>" if shared else "")
+    return f"<h2>Details of each run</h2>{''.join(parts[place] for place in range(len(members)))}{same}"
 
 
+def _without(values: Record, shared: Record) -> Record:
+    return {name: value for name, value in values.items() if name not in shared}

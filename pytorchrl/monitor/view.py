@@ -36,6 +36,9 @@ _FULL = 0.9
 # longest of its recent intervals between records.
 _SILENT_FACTOR, _SILENT_S = 5.0, 30.0
 
+# Records that are kept if only the latest are wanted, and if only the latest rates are: the state needs ten records.
+_MOST_KEPT, _KEPT_FOR_RATES = 500, 10
+
 _LEVELS = ("collection", "gradients", "update")
 _WHO = {"collection": "collection workers", "gradients": "gradient workers", "update": "the update worker"}
 
@@ -224,12 +227,15 @@ class Reader:
     Args:
         run_dir: The directory of the run; `reading.check_run` must accept it.
         only_latest: Whether to keep only the latest records, for callers that do not draw curves.
+        curve: The number in the records whose curve is kept, in place of the records; "": none.
     """
 
-    def __init__(self, run_dir: Path, *, only_latest: bool = False) -> None:
-        self._run_dir, self._only_latest = run_dir, only_latest
+    def __init__(self, run_dir: Path, *, only_latest: bool = False, curve: str = "") -> None:
+        self._run_dir, self._only_latest, self._name = run_dir, only_latest, curve
         self._source = Records(run_dir, only_latest=only_latest)
         self._records: list[Record] = []
+        self.curve: list[tuple[float, float]] = []
+        """(env steps, value) of each record that has the number."""
 
     def read(self, now: float | None = None) -> RunView:
         """Return the view of the run at the time `now` (in seconds since the epoch; default: the current time)."""
@@ -237,8 +243,14 @@ class Reader:
         (result, in_result), (run, in_run) = (read_checked(self._run_dir / name) for name in (RESULT_FILE, RUN_FILE))
         new = self._source.read()
         self._records = new if self._source.has_restarted else self._records + new
-        if self._only_latest:
-            self._records = self._records[-500:]
+        if self._name:
+            points = ((number(record, "env_steps"), number(record, self._name)) for record in new)
+            self.curve = (([] if self._source.has_restarted else self.curve)
+                          + [(x, y) for x, y in points if x is not None and y is not None])
+        if self._name and len(self._records) > _KEPT_FOR_RATES + 1:
+            self._records = [_before(self._records), *self._records[-_KEPT_FOR_RATES:]]
+        elif self._only_latest:
+            self._records = self._records[-_MOST_KEPT:]
         written_at = self._source.written_at
         age_s = None if written_at is None or not self._records else max(0.0, now - written_at)
         problems = tuple(filter(None, (in_run, in_result, self._problem(result))))

@@ -15,6 +15,13 @@ def compact(value: float | None) -> str:
     return f"{value:.3g}"
 
 
+def score(value: float | None) -> str:
+    """Return a return or another score with one decimal, or as a whole number from 1,000 on; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 def percent(share: float) -> str:
     """Return a share, from 0 to 1, in whole percent."""
     return f"{share:.0%}"
