@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     given = parser.parse(arguments)
     groups = named_groups_of(given.runs, given.by)
-    paths = paths_of(given.runs) if groups is None else list(dict.fromkeys(path for some in groups.values() for path in some))
+    paths = paths_of(given.runs) if groups is None else list(dict.fromkeys(itertools.chain(*groups.values())))
     output = Path(given.out) if given.out else paths[0] / "report.html"
     views = [read_run(path) for path in paths]
     show_stderr(*(f"pytorchrl: warning: {problem}" for view in views for problem in view.problems))

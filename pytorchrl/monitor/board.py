@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.files.reading import number
 from pytorchrl.files.run_directory import RUN_FILE
 from pytorchrl.monitor.charts import Points, sparkline
 from pytorchrl.monitor.findings import dropped_share
@@ -24,10 +25,10 @@ from pytorchrl.monitor.page import document, report
 from pytorchrl.monitor.run_section import state_of
 from pytorchrl.monitor.series import groups_of
 from pytorchrl.monitor.style import board_script, policy, report_script, style
-from pytorchrl.monitor.tables import Cell, figures, sorted_table, words
+from pytorchrl.monitor.tables import Cell, figures, share_of_drops, sorted_table, words
 from pytorchrl.monitor.view import Reader, RunView, read_run
 from pytorchrl.support.display import escape
-from pytorchrl.support.units import compact, percent
+from pytorchrl.support.units import compact, percent, score
 
 ADDRESS = "127.0.0.1"
 _DEPTH, _MOST_RUNS = 3, 1000
@@ -35,8 +36,9 @@ _RETURN = "return_mean"
 # The page is sent before any file of a run is read, so that it appears at once; its script then asks for the rows.
 _TOOLS = (
     '<div class="bar-tools board"><input type="search" id="filter" placeholder="filter: words in any column" '
-    'aria-label="filter"><span id="shown" class="dim"></span><button type="button" id="compare" disabled>compare</button>'
-    '<button type="button" id="all">select shown</button><button type="button" id="none">select none</button></div>'
+    'aria-label="filter"><span id="shown" class="dim"></span>'
+    '<button type="button" id="compare" disabled>compare</button><button type="button" id="all">select shown</button>'
+    '<button type="button" id="none">select none</button></div>'
     '<div id="rows"><p class="none">reading runs …</p></div>')
 
 
@@ -103,10 +105,10 @@ class Board(ThreadingHTTPServer):
         ends = _ends_of(found)
         labels = _labels_of([view for _, _, view in found])
         head = (("", False), ("run", False), ("state", False), ("algorithm", False), ("environment", False),
-                ("differs in", False), ("steps", True), ("done", True), ("steps/s", True), ("return", True), ("", False),
-                ("lag", True), ("dropped", True), ("looks wrong", False), ("started", False))
+                ("differs in", False), ("return", True), ("", False), ("looks wrong", False), ("steps", True),
+                ("done", True), ("steps/s", True), ("lag", True), ("dropped", True), ("started", False))
         scales = ", ".join(f"{env} {compact(low)} to {compact(high)}" for env, (low, high) in sorted(ends.items()))
-        note = f'<p class="dim">Curves of the return share one scale per environment: {escape(scales)}.</p>' if ends else ""
+        note = f'<p class="dim">The curves of an environment have one scale, {escape(scales)}.</p>' if ends else ""
         return sorted_table(head, (_row(key, view, reader.curve, ends.get(view.env), labels.get(view.run_dir, ""))
                                    for key, reader, view in found)) + note
 
@@ -129,7 +131,7 @@ def _labels_of(views: Sequence[RunView]) -> dict[Path, str]:
 
 
 def _row(key: str, view: RunView, curve: Points, ends: tuple[float, float] | None, label: str) -> list[Cell]:
-    lag, rate, name = view.policy_lag, view.rates.get("collected_steps"), escape(key)
+    lag, rate, name = number(view.latest, "policy_lag", "mean"), view.rates.get("collected_steps"), escape(key)
     share = min(1.0, view.env_steps / view.target_steps) if view.target_steps else 0.0
     dropped, wrong = dropped_share(view.latest), "; ".join(finding.sentence for finding in view.findings)
     words_of = ", ".join(finding.word for finding in view.findings)
@@ -137,11 +139,10 @@ def _row(key: str, view: RunView, curve: Points, ends: tuple[float, float] | Non
         Cell(f'<input type="checkbox" value="{name}" aria-label="select {name}">'),
         Cell(f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{name}</a>', None, "k"),
         Cell(state_of(view), None, "k"), words(view.algorithm), words(view.env), words(label, "label"),
-        figures(f"{view.env_steps:,}", view.env_steps), figures(percent(share), share), figures(compact(rate), rate),
-        figures("" if view.return_mean is None else f"{view.return_mean:.1f}", view.return_mean),
-        Cell(sparkline(curve, *ends) if ends else ""), figures("" if lag is None else f"{lag.mean:.1f}", lag and lag.mean),
-        Cell(f'<span{" class=bad" if dropped > 0.5 else ""}>{percent(dropped)}</span>' if dropped else "", dropped, "n"),
+        figures(score(view.return_mean), view.return_mean), Cell(sparkline(curve, *ends) if ends else ""),
         Cell(f'<b class="bad" title="{escape(wrong)}">{escape(words_of)}</b>' if wrong else "", None, "k"),
+        figures(f"{view.env_steps:,}", view.env_steps), figures(percent(share), share), figures(compact(rate), rate),
+        figures(score(lag), lag), share_of_drops(dropped),
         words(str(view.run.get("started", ""))[:16].replace("T", " "), "k")]
 
 

@@ -45,11 +45,13 @@ def histogram(bins: Sequence[tuple[int, int]]) -> str:
 
 def bars(rows: Sequence[tuple[str, float, str, bool]]) -> str:
     """Return a horizontal bar for each row (label, share in [0, 1], text after the bar, whether it is red)."""
-    return '<div class="bars">' + "".join(
-        f'<span class="label{" bad" * is_bad}">{escape(label)}</span><span class="track"><span class="bar{" bad" * is_bad}" '
-        f'style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></span></span>'
-        f'<span class="figure{" bad" * is_bad}">{escape(figure)}</span>'
-        for label, share, figure, is_bad in rows) + "</div>"
+    parts = []
+    for label, share, figure, is_bad in rows:
+        bad = " bad" * is_bad
+        parts.append(f'<span class="label{bad}">{escape(label)}</span><span class="track"><span class="bar{bad}" '
+                     f'style="width:{100 * min(1.0, max(0.0, share)):.1f}%"></span></span>'
+                     f'<span class="figure{bad}">{escape(figure)}</span>')
+    return f'<div class="bars">{"".join(parts)}</div>'
 
 
 def stacked(shares: Mapping[str, Mapping[str, float]]) -> str:

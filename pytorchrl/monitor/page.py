@@ -19,20 +19,23 @@ from pytorchrl.analysis.plotting import FEWEST_FOR_BAND
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import put_in_place
 from pytorchrl.files.reading import Record, mapping, number, text
+from pytorchrl.monitor.charts import COLORS
 from pytorchrl.monitor.findings import dropped_share
 from pytorchrl.monitor.run_section import folded_section, full_section, state_of, tiles, wrong
 from pytorchrl.monitor.series import AXES, Chart, Group, charts_of, groups_of, to_data
 from pytorchrl.monitor.style import policy, report_script, style
-from pytorchrl.monitor.tables import Cell, card, entries, figures, sorted_table, table, words
+from pytorchrl.monitor.tables import Cell, card, entries, figures, share_of_drops, sorted_table, table, words
 from pytorchrl.monitor.view import RunView
 from pytorchrl.support.display import escape
-from pytorchrl.support.units import clock, compact, percent, score
+from pytorchrl.support.units import clock, compact, score
 
 _BUTTONS = ('<span class="tools"><button type="button" data-reset hidden>reset zoom</button>'
             '<button type="button" data-save="csv" title="download the numbers that the chart shows">CSV</button>'
             '<button type="button" data-save="png" title="download the picture">PNG</button></span>')
 # Characters of the parts about single runs in a report about several, so that a page stays below 500 kB.
-_MOST_DETAILS = 210_000
+_MOST_DETAILS = 190_000
+# A shorter table of runs needs no filter.
+_FEWEST_FOR_FILTER = 8
 _DASHES = ("", "8 4", "2 3", "10 3 2 3")
 
 
@@ -121,10 +124,11 @@ def _group_table(groups: Sequence[Group]) -> str:
         found = estimate(iqm, np.array(scores)[:, None]) if scores else None
         interval = "" if found is None or len(scores) < FEWEST_FOR_BAND else (
             f"{score(float(found.low))} to {score(float(found.high))}")
+        middle = None if found is None else float(found.value)
         bad = sum(bool(member.view.findings) for member in group.members)
         rows.append([
-            Cell(_swatch(place) + escape(group.label), None, "label"), figures(str(len(group.members)), len(group.members)),
-            figures("" if found is None else score(float(found.value)), None if found is None else float(found.value)),
+            Cell(_line_of(place) + escape(group.label), None, "label"),
+            figures(str(len(group.members)), len(group.members)), figures(score(middle), middle),
             Cell(escape(interval), float(found.low) if interval and found is not None else None, "n"),
             figures(score(low), low), figures(score(high), high),
             figures(_range([member.view.env_steps for member in group.members]),
@@ -132,7 +136,7 @@ def _group_table(groups: Sequence[Group]) -> str:
             Cell(f'<b class="bad">{bad}</b>' if bad else "", bad or None, "n")])
     return sorted_table((("group", False), ("runs", True), ("final return: IQM", True), ("95 % interval", True),
                          ("lowest", True), ("highest", True), ("env steps", True), ("look wrong", True)), rows) + (
-        f'<p class="dim">The final return of a run is its mean return of the last 100 training episodes. An interval is '
+        '<p class="dim">The final return of a run is its mean return of the last 100 training episodes. An interval is '
         f"given from {FEWEST_FOR_BAND} runs on; IQM is the interquartile mean.</p>")
 
 
@@ -142,42 +146,39 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _run_table(groups: Sequence[Group]) -> str:
+    """Return the table of runs, with the settings in which they differ."""
     members = [(place, member) for place, group in enumerate(groups) for member in group.members]
-    names = [name for name in differing([member.run for _, member in members])]
+    # The names of settings, and whether all runs have a number there.
+    settings = [(name, all(_is_number(member.run.settings.get(name)) for _, member in members))
+                for name in differing([member.run for _, member in members])]
+    header = (("run", False), ("state", False), ("environment", False), ("algorithm", False), ("seed", True),
+              ("final return", True), ("evaluation", True), ("looks wrong", False), *settings, ("env steps", True),
+              ("time", True), ("steps/s", True), ("lag", True), ("dropped", True))
     several = len({group.env for group in groups}) > 1
-    with_eval = any(member.view.eval_return is not None for _, member in members)
     algorithms = len({member.view.algorithm for _, member in members}) > 1
-    header = [("run", False), ("state", False), *([("environment", False)] if several else []),
-              *([("algorithm", False)] if algorithms else []),
-              *((name, all(isinstance(member.run.settings.get(name), (int, float)) for _, member in members))
-                for name in names),
-              ("seed", True), ("final return", True), *([("evaluation", True)] if with_eval else []),
-              ("env steps", True), ("time", True), ("steps/s", True), ("lag", True), ("dropped", True),
-              ("looks wrong", False)]
     rows = []
     for number_of, (place, member) in enumerate(members):
-        view, settings = member.view, member.run.settings
+        view, lag = member.view, number(member.view.latest, "policy_lag", "mean")
         seconds = number(view.result, "seconds") or number(view.latest, "seconds") or 0.0
-        rate, lag, seed = number(view.result, "env_steps_per_s"), view.policy_lag, number(view.run, "seed")
-        rate = number(view.latest, "env_steps_per_s") if rate is None else rate
-        share, found = dropped_share(view.latest), ", ".join(finding.word for finding in view.findings)
+        rate = number(view.result, "env_steps_per_s") or number(view.latest, "env_steps_per_s")
+        found = ", ".join(finding.word for finding in view.findings)
         rows.append([
-            Cell(f'{_swatch(place)}<a href="#run-{number_of}">{escape(member.name)}</a>', None, "k"),
-            Cell(state_of(view), None, "k"), *([words(member.run.task, "k")] if several else []),
-            *([words(view.algorithm, "k")] if algorithms else []),
-            *(_setting(settings.get(name), is_number=is_number) for (_, is_number), name in zip(
-                header[2 + several + algorithms:], names, strict=False)),
-            figures(text(view.run, "seed"), seed),
-            figures(score(view.return_mean), view.return_mean),
-            *([figures(score(view.eval_return), view.eval_return)]
-              if with_eval else []),
+            Cell(f'{_swatch(place)}<a href="#run-{number_of}">{escape(member.name)}</a>'), Cell(state_of(view)),
+            words(member.run.task if several else ""), words(view.algorithm if algorithms else ""),
+            figures(text(view.run, "seed"), number(view.run, "seed")),
+            figures(score(view.return_mean), view.return_mean), figures(score(view.eval_return), view.eval_return),
+            Cell(f'<b class="bad">{escape(found)}</b>' if found else ""),
+            *(_setting(member.run.settings.get(name), is_number=is_number) for name, is_number in settings),
             figures(f"{view.env_steps:,}", view.env_steps), figures(clock(seconds), seconds),
-            figures(compact(rate), rate), figures("" if lag is None else f"{lag.mean:.1f}", lag and lag.mean),
-            Cell(f'<span{" class=bad" if share > 0.5 else ""}>{percent(share)}</span>' if share else "", share, "n"),
-            Cell(f'<b class="bad">{escape(found)}</b>', None, "k")])
+            figures(compact(rate), rate), figures(score(lag), lag),
+            share_of_drops(dropped_share(view.latest))])
     search = ('<div class="bar-tools"><input type="search" data-filter="#runs" placeholder="filter runs" '
-              'aria-label="filter runs"></div>' if len(members) > 8 else "")
+              'aria-label="filter runs"></div>' if len(members) > _FEWEST_FOR_FILTER else "")
     return f'{search}<div id="runs">{sorted_table(header, rows)}</div>'
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _setting(value: object, *, is_number: bool) -> Cell:
@@ -187,13 +188,13 @@ def _setting(value: object, *, is_number: bool) -> Cell:
 
 
 def _swatch(place: int) -> str:
-    return f'<i class="swatch" style="background:var(--c{place % 8})"></i>'
+    return f'<i class="swatch" style="background:var(--c{place % COLORS})"></i>'
 
 
 def _line_of(place: int) -> str:
-    dash = _DASHES[place // 8 % len(_DASHES)]
+    dash = _DASHES[place // COLORS % len(_DASHES)]
     return (f'<svg width="22" height="8" aria-hidden="true"><line x1="0" x2="22" y1="4" y2="4" stroke-width="2" '
-            f'style="stroke:var(--c{place % 8})" stroke-dasharray="{dash}"/></svg>')
+            f'style="stroke:var(--c{place % COLORS})" stroke-dasharray="{dash}"/></svg>')
 
 
 def _charts(
@@ -202,8 +203,8 @@ def _charts(
     """Return the controls and the boxes of the charts; the script of the page draws into the boxes."""
     if not charts:
         return '<h2>Curves</h2><p class="none">no records yet</p>'
-    keys = "".join(f'<button type="button" data-group="{place}" aria-pressed="true">{_line_of(place)}{escape(group.label)}'
-                   f"{f' ({len(group.members)})' if len(group.members) > 1 else ''}</button>"
+    keys = "".join(f'<button type="button" data-group="{place}" aria-pressed="true">{_line_of(place)}'
+                   f"{escape(group.label)}{f' ({len(group.members)})' if len(group.members) > 1 else ''}</button>"
                    for place, group in enumerate(groups)) if len(groups) > 1 else ""
     axes = "".join(f'<option value="{axis}">{name}</option>' for axis, name in AXES.items())
     singles = ('<label><input type="checkbox" id="singles"> single runs</label>'
@@ -241,7 +242,7 @@ def _runs(groups: Sequence[Group]) -> str:
     If there are very many runs, only those that look wrong and the first others have such a part.
     """
     members = [(group, member) for group in groups for member in group.members]
-    described = [{**mapping(member.view.run, "scheme"), **mapping(member.view.run, "versions")} for _, member in members]
+    described = [mapping(member.view.run, "scheme") | mapping(member.view.run, "versions") for _, member in members]
     shared = {name: value for name, value in described[0].items()
               if all(name in one and one[name] == value for one in described)}
     left, parts = _MOST_DETAILS, {}
@@ -250,7 +251,7 @@ def _runs(groups: Sequence[Group]) -> str:
         part = folded_section(member.view, member.name, place, group.label, _without(described[place], shared))
         left -= len(part)
         if left < 0:
-            part = (f'<p id="run-{place}" class="dim"><b>{escape(member.name)}</b> {state_of(member.view)}: for its details, '
+            part = (f'<p id="run-{place}" class="dim"><b>{escape(member.name)}</b> {state_of(member.view)}, details by '
                     f"<code>pytorchrl report {escape(member.view.run_dir)}</code></p>")
         parts[place] = part
     same = (f"<details><summary>settings of the scheme and versions that all runs share</summary>"

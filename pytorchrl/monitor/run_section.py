@@ -6,7 +6,7 @@ import base64
 
 from pytorchrl.files.reading import Record, count, mapping, number, rows, text
 from pytorchrl.monitor.charts import bars, histogram, stacked
-from pytorchrl.monitor.tables import card, entries, table
+from pytorchrl.monitor.tables import RED_SHARE, card, entries, table
 from pytorchrl.monitor.view import Lag, RunView
 from pytorchrl.support.display import escape
 from pytorchrl.support.units import clock, compact, percent, score
@@ -16,8 +16,6 @@ _MOST_MEDIA, _MOST_MEDIA_BYTES = 4, 16 << 20
 _MOST_WORKERS, _MOST_EVENTS = 200, 200
 # In a report about several runs, so that it stays small.
 _MOST_WORKERS_OF_MANY, _MOST_EVENTS_OF_MANY = 16, 10
-# Dropped steps are red from this share of the collected steps on.
-_RED_SHARE = 0.5
 # Figures of the run, not settings: arguments of `train` that say where and how the run is shown.
 _NOT_SHOWN = ("log_dir", "progress", "tensorboard", "overwrite")
 
@@ -44,8 +42,8 @@ def folded_section(view: RunView, name: str, place: int, label: str, own: Record
     more = card("differs between runs", table((), entries(own))) if own else ""
     return (f'<details class="run" id="run-{place}"><summary><b>{escape(name)}</b> {state_of(view)} '
             f'<span class="dim">{escape(label)}</span>{words}</summary>{wrong(view)}{tiles(view)}'
-            f"{_tree(view, _MOST_WORKERS_OF_MANY)}{_cards(view, _MOST_EVENTS_OF_MANY)}{_settings(view, with_versions=False)}{more}"
-            "</details>")
+            f"{_tree(view, _MOST_WORKERS_OF_MANY)}{_cards(view, _MOST_EVENTS_OF_MANY)}"
+            f"{_settings(view, with_versions=False)}{more}</details>")
 
 
 def wrong(view: RunView) -> str:
@@ -72,8 +70,8 @@ def tiles(view: RunView) -> str:
               (compact(number(view.latest, "env_steps_per_s")), "env steps per second, latest")]
     if lag is not None:
         found.append((f"{lag.mean:.1f}", "policy lag, mean"))
-    return '<div class="tiles">' + "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in found) + "</div>"
+    parts = (f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for value, name in found)
+    return f'<div class="tiles">{"".join(parts)}</div>'
 
 
 def _tree(view: RunView, most: int) -> str:
@@ -156,7 +154,7 @@ def _ledger(view: RunView) -> str:
               ((name, number(ledger, "dropped", name)) for name in mapping(ledger, "dropped")) if value]
     bar = [(name, value / collected if collected and name != "consumed" else 0.0, value) for name, value in found]
     return bars([(name, share, f"{value:,.0f}" + (f" ({percent(share)})" if name.startswith("dropped") else ""),
-                  name.startswith("dropped") and share >= _RED_SHARE) for name, share, value in bar])
+                  name.startswith("dropped") and share > RED_SHARE) for name, share, value in bar])
 
 
 def _events(view: RunView, most: int) -> str:
@@ -174,13 +172,14 @@ def _settings(view: RunView, *, with_versions: bool = True) -> str:
     if not mapping(view.run, "recipe"):
         body = '<p class="none">composed in Python</p>'
     more = f"<details><summary>options of the preset</summary>{table((), entries(preset))}</details>" if preset else ""
-    return ('<div class="grid2">' + card("options given", body + more) + card("origin", _origin(view, with_versions=with_versions)) + "</div>")
+    origin = card("origin", _origin(view, with_versions=with_versions))
+    return f'<div class="grid2">{card("options given", body + more)}{origin}</div>'
 
 
 def options_of(view: RunView) -> tuple[Record, Record]:
     """Return the options of `train` that the user gave, and those that come from the preset."""
     options = {name: value for name, value in mapping(view.run, "recipe", "options").items() if name not in _NOT_SHOWN}
-    names = rows(view.run, "recipe", "given") if isinstance(mapping(view.run, "recipe").get("given"), list) else options
+    names = rows(view.run, "recipe", "given") or list(options)
     return ({name: value for name, value in options.items() if name in names},
             {name: value for name, value in options.items() if name not in names})
 
@@ -190,7 +189,7 @@ def _origin(view: RunView, *, with_versions: bool) -> str:
     machine = mapping(view.run, "origin", "machine")
     cores, gpus = count(machine, "cores"), [str(gpu) for gpu in rows(machine, "gpus")]
     where = ", ".join(filter(None, [text(machine, "name"), f"{cores} core{'s' * (cores > 1)}" if cores else "",
-                                    *(f"{gpus.count(gpu)} × {gpu}" for gpu in dict.fromkeys(gpus))]))
+                                    *(f"{gpus.count(gpu)} {gpu}" for gpu in dict.fromkeys(gpus))]))
     found = [("directory", str(view.run_dir)), ("seed", text(view.run, "seed")), ("started", text(view.run, "started")),
              ("commit", text(view.run, "origin", "commit")), ("machine", where)]
     command = text(view.run, "origin", "command")

@@ -15,14 +15,14 @@ from pytorchrl.analysis.plotting import FEWEST_FOR_BAND
 from pytorchrl.analysis.runs import Run, read_run
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.reading import Record, mapping, number
-from pytorchrl.monitor.charts import thinned
+from pytorchrl.monitor.charts import COLORS, thinned
 from pytorchrl.monitor.findings import dropped_share
 from pytorchrl.monitor.view import RunView
 
 AXES = {"env_steps": "env steps", "seconds": "training time in seconds"}
 """The numbers that the horizontal axis can show, and their names."""
-COLORS, DASHES = 8, 4
-"""Number of colors in the style sheet, `--c0` to `--c7`, and of kinds of dashes in the script."""
+DASHES = 4
+"""Number of kinds of dashes in the script of the page."""
 # Numbers in all lines of a page together: about six characters each, so that a page stays far below 500 kB.
 _MOST_NUMBERS = 20_000
 _FEWEST_POINTS, _MOST_POINTS = 24, 400
@@ -93,6 +93,12 @@ def _names(views: Sequence[RunView]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(view.run_dir) for view in views]
 
 
+Curves = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+"""Name of a run -> name of an axis -> points."""
+Wanted = tuple[str, str, tuple[str, ...], list[Group], Curves]
+"""Title and vertical axis of a chart, the keys of its number, its groups, and the curves of all runs."""
+
+
 @dataclass(frozen=True)
 class Chart:
     """A chart of a report.
@@ -119,7 +125,9 @@ def charts_of(groups: Sequence[Group]) -> tuple[list[Chart], list[Chart], list[s
     members = [member for group in groups for member in group.members]
     own = sorted({name for member in members for name in mapping(member.view.latest, "algorithm")})
     wanted = [*_CHARTS, *((name, name, ("algorithm", name)) for name in own)]
-    drawn, constant, statistics = [], [], []
+    drawn: list[Wanted] = []
+    statistics: list[Wanted] = []
+    constant: list[str] = []
     envs = sorted({group.env for group in groups})
     for title, y, path in wanted:
         curves = {member.name: curves_of(member.view, path) for member in members}
@@ -137,11 +145,6 @@ def charts_of(groups: Sequence[Group]) -> tuple[list[Chart], list[Chart], list[s
     found = [[Chart(title, y, _lines(groups, some, curves, points, with_band=y == "return"), path == (_RETURN,))
               for title, y, path, some, curves in kind] for kind in (drawn, statistics)]
     return found[0], found[1], constant
-
-
-Curves = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""Name of a run -> name of an axis -> points."""
-Wanted = tuple[str, str, tuple[str, ...], list[Group], Curves]
 
 
 def _points(wanted: Sequence[Wanted]) -> int:

@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from pytorchrl.files.reading import Record
 from pytorchrl.support.display import escape
+from pytorchrl.support.units import percent
+
+RED_SHARE = 0.5
+"""The share of dropped env steps above which it is red."""
 
 
 class Cell(NamedTuple):
@@ -34,6 +38,11 @@ def figures(text: str, value: float | None) -> Cell:
     return Cell("-" if value is None else escape(text), value, "n")
 
 
+def share_of_drops(share: float) -> Cell:
+    """Return a cell with the share of dropped env steps, which is red if it is more than half; empty if it is 0."""
+    return Cell(f'<span{" class=bad" * (share > RED_SHARE)}>{percent(share)}</span>' if share else "", share, "n")
+
+
 def sorted_table(header: Sequence[tuple[str, bool]], rows: Iterable[Sequence[Cell]]) -> str:
     """Return a table that can be sorted; a column that is empty in all rows is left out, unless it is the first.
 
@@ -42,7 +51,8 @@ def sorted_table(header: Sequence[tuple[str, bool]], rows: Iterable[Sequence[Cel
         rows: The cells of each row.
     """
     found = list(rows)
-    kept = [place for place in range(len(header)) if not place or any(row[place].html not in ("", "-") for row in found)]
+    kept = [place for place in range(len(header))
+            if not place or any(row[place].html not in ("", "-") for row in found)]
     head = "".join(f"<th{' class=n data-n=1' if is_number else ''}>"
                    + (f'<button type="button">{escape(name)}</button>' if name else "") + "</th>"
                    for name, is_number in (header[place] for place in kept))

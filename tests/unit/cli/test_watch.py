@@ -22,9 +22,12 @@ from tests.unit.monitor.runs import make_run, usual_records
 
 
 def test_commands_that_read_runs_do_not_import_torch(run_python):
-    script = ("import sys, pytorchrl.cli.watch, pytorchrl.cli.report, pytorchrl.cli.board\n"
-              "print([name for name in ('torch', 'numpy', 'ray', 'rich', 'gymnasium') if name in sys.modules])\n")
-    assert run_python("-c", script).stdout.strip() == "[]"
+    script = ("import sys, pytorchrl.cli.watch\n"
+              "print('numpy' in sys.modules)\n"
+              "import pytorchrl.cli.report, pytorchrl.cli.board\n"
+              "heavy = ('torch', 'scipy', 'matplotlib', 'ray', 'rich', 'gymnasium')\n"
+              "print([name for name in heavy if name in sys.modules])\n")
+    assert run_python("-c", script).stdout.split("\n")[:2] == ["False", "[]"]
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -52,10 +55,22 @@ def test_wrong_arguments_are_refused_before_anything_starts(tmp_path, capsys, ar
 def test_a_report_is_written(tmp_path, capsys):
     run_dirs = [str(make_run(tmp_path / name, usual_records())) for name in ("a", "b")]
     assert main(["report", *run_dirs, "--out", str(tmp_path / "page.html")]) == 0
-    assert "<title>2 runs</title>" in (tmp_path / "page.html").read_text()
+    assert "<title>2 runs on CartPole-v1</title>" in (tmp_path / "page.html").read_text()
     assert main(["report", run_dirs[0]]) == 0
     assert (tmp_path / "a" / "report.html").exists()
     assert capsys.readouterr().out.splitlines() == [f"wrote {tmp_path}/page.html", f"wrote {tmp_path}/a/report.html"]
+
+
+def test_groups_of_a_report_can_be_named_or_left_out(tmp_path, capsys):
+    for name in ("a1", "a2", "b1"):
+        make_run(tmp_path / name, usual_records())
+    page = tmp_path / "page.html"
+    assert main(["report", f"old={tmp_path}/a*", f"new one={tmp_path}/b1", "--out", str(page)]) == 0
+    assert '"label":"new one"' in page.read_text()
+    assert main(["report", f"{tmp_path}/a1", f"{tmp_path}/a2", "--by", "run", "--out", str(page)]) == 0
+    assert '"label":"a2"' in page.read_text()
+    assert main(["report", f"{tmp_path}/none*", "--out", str(page)]) == 2
+    assert "no run matches" in capsys.readouterr().err
 
 
 def test_a_board_says_where_it_is_and_ends_with_ctrl_c(tmp_path):
@@ -63,7 +78,7 @@ def test_a_board_says_where_it_is_and_ends_with_ctrl_c(tmp_path):
     with subprocess.Popen([sys.executable, "-m", "pytorchrl", "board", str(tmp_path), "--port", "0"], text=True,
                           stdout=subprocess.PIPE, env=process_environment()) as process:
         address = process.stdout.readline().split()[0]
-        assert "/run/a" in urllib.request.urlopen(address, timeout=60).read().decode()
+        assert "/run/a" in urllib.request.urlopen(f"{address}rows", timeout=60).read().decode()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,8 @@ from pytorchrl.learner.reporting import (
     Progress,
     RateWindow,
     Recorder,
+    commit,
+    origin,
     plain,
     progress_text,
     red,
@@ -406,3 +410,36 @@ def test_the_rate_of_rare_rollouts_is_0_a_few_intervals_after_a_stall():
     rates = rates_of(range(25, 200, 25), 600)
     assert rates[4 * 200] > 20.0
     assert rates[-1] == 0.0
+
+
+def test_the_commit_of_a_repository_is_found(tmp_path):
+    assert commit(tmp_path) == ""  # no repository
+    assert commit(tmp_path / "none") == ""
+    git = functools.partial(subprocess.run, check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    git(["git", "init", "-q"])
+    assert commit(tmp_path) == ""  # no commit
+    (tmp_path / "a").write_text("1")
+    git(["git", "add", "a"])
+    git(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "one"])
+    (tmp_path / "new").write_text("untracked files do not count")
+    found = commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", found)
+    (tmp_path / "a").write_text("2")
+    assert commit(tmp_path) == f"{found}-dirty"
+
+
+@pytest.mark.parametrize(("arguments", "command"), [
+    (["/x/bin/pytorchrl", "train", "ppo", "--env", "a b"], "pytorchrl train ppo --env 'a b'"),
+    (["/x/pytorchrl/__main__.py", "train"], "pytorchrl train"), (["my.py", "1"], "python my.py 1"), ([""], "python"),
+    ([], "python")])
+def test_the_origin_names_the_command_and_the_machine(monkeypatch, arguments, command):
+    monkeypatch.setattr(sys, "argv", arguments)
+    found = origin()
+    assert found["command"] == command
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["gpus"] == []
+
+
+def test_the_origin_of_a_notebook_is_no_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", FakeNotebook())
+    assert origin()["command"] == "a notebook"

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-from pytorchrl.monitor.charts import curves, escape, histogram, sparkline, stacked
+from pytorchrl.monitor.charts import bars, histogram, sparkline, stacked, thinned
+from pytorchrl.monitor.style import asset
+from pytorchrl.support.display import escape
 
 
 def test_texts_are_escaped_for_html():
@@ -18,27 +20,42 @@ def drawn(svg):
     return [tuple(map(float, pair.split(","))) for pair in re.search('points="([^"]*)"', svg)[1].split()]
 
 
-def test_a_curve_fills_its_axes():
-    points = drawn(curves([("a", [(0, 0), (50, 5), (100, 10)])], "x"))
-    assert points == [(56.0, 212.0), (298.0, 112.0), (540.0, 12.0)]
+def test_sparklines_with_equal_ends_have_one_scale():
+    low, high = ([(0, value), (50, value), (100, 2 * value)] for value in (10, 50))
+    assert drawn(sparkline(low, 10, 100)) == [(2.0, 22.0), (60.0, 22.0), (118.0, 19.8)]
+    assert drawn(sparkline(high, 10, 100)) == [(2.0, 13.1), (60.0, 13.1), (118.0, 2.0)]
+    assert sparkline(low[:1], 10, 100) == ""
 
 
 def test_long_curves_keep_their_extremes():
     line = [(x, 1000.0 if x == 1234 else -1000.0 if x == 4321 else 0.0) for x in range(10_000)]
-    points = drawn(curves([("a", line)], "x"))
+    points = thinned(line, 400)
     assert len(points) <= 400
-    assert [y for _, y in points].count(12.0) == [y for _, y in points].count(212.0) == 1
+    assert (1234, 1000.0) in points
+    assert (4321, -1000.0) in points
+    assert [x for x, _ in points] == sorted(x for x, _ in points)
 
 
-@pytest.mark.parametrize("points", [[(1, 1)], [(1, 0), (1, 0)], [(0, 1e-300), (1, 1e300)], [(5, -3)]])
+@pytest.mark.parametrize("points", [[(1, 0), (1, 0)], [(0, 1e-300), (1, 1e300)]])
 def test_curves_of_equal_or_extreme_numbers_are_drawn(points):
-    assert "nan" not in curves([("a", points)], "x") + sparkline(points)
+    values = [y for _, y in points]
+    assert "nan" not in sparkline(points, min(values), max(values))
 
 
 def test_charts_without_data_say_so():
-    assert "no data" in curves([("a", [])], "x")
     assert "no data" in histogram([])
     assert "no data" in stacked({"update": {}})
+
+
+def test_a_share_stands_on_the_line_of_its_name():
+    page = stacked({"update": {"apply": 0.925, "idle": 0.075}})
+    assert re.findall('class="key"><i [^>]*></i>([^<]*)<', page) == ["apply 92%", "idle 8%"]
+    assert ".key{white-space:nowrap}" in asset("page.css")
+
+
+def test_bad_bars_are_red():
+    page = bars([("consumed", 0.2, "20", False), ("dropped", 0.8, "80", True)])
+    assert page.count('class="bar bad"') == page.count('class="bar"') == 1
 
 
 def test_bins_of_a_histogram_have_their_range():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl.support.units import clock, compact, percent
+from pytorchrl.support.units import clock, compact, percent, score
 
 
 @pytest.mark.parametrize(("value", "text"), [
@@ -17,3 +17,8 @@ def test_compact_numbers(value, text):
 def test_durations_and_shares():
     assert [clock(seconds) for seconds in (0, 65, 7200)] == ["0:00", "1:05", "2:00:00"]
     assert percent(0.256) == "26%"
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (161.0, "161.0"), (-12.345, "-12.3"), (2890.4, "2,890")])
+def test_scores(value, text):
+    assert score(value) == text
