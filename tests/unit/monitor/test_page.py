@@ -71,8 +71,8 @@ def test_only_options_that_the_user_gave_are_called_given(tmp_path):
     run = description()
     run["recipe"] |= {"given": ["lr", "log_dir"], "options": {"lr": 0.1, "num_steps": 17, "log_dir": "x"}}
     text = report([read_run(make_run(tmp_path / "a", usual_records(), run))])
-    given, preset = re.search("options given</h3>.*?<table>(.*?)</table>.*?options of the preset.*?<table>(.*?)</table>",
-                              text, re.DOTALL).groups()
+    pattern = "options given</h3>.*?<table>(.*?)</table>.*?options of the preset.*?<table>(.*?)</table>"
+    given, preset = re.search(pattern, text, re.DOTALL).groups()
     assert (given, preset) == ("<tbody><tr><td>lr</td><td>0.1</td></tr></tbody>",
                                "<tbody><tr><td>num_steps</td><td>17</td></tr></tbody>")
 

@@ -14,7 +14,8 @@ def test_cells_have_the_values_by_which_rows_are_sorted():
 
 
 def test_columns_without_content_are_left_out():
-    page = sorted_table((("name", False), ("lag", True), ("more", False)), [[words("a"), figures("", None), Cell("")]] * 2)
+    row = [words("a"), figures("", None), Cell("")]
+    page = sorted_table((("name", False), ("lag", True), ("more", False)), [row, row])
     assert page.count("<th>") == 1
     assert page.count("<td") == 2
 
@@ -26,7 +27,7 @@ def test_many_dropped_steps_are_red():
 
 
 def test_plain_tables_and_cards_are_escaped():
-    assert table(("<h>",), [("<td>",)]) == ('<div class="scroll"><table><thead><tr><th>&lt;h&gt;</th></tr></thead><tbody>'
-                                            "<tr><td>&lt;td&gt;</td></tr></tbody></table></div>")
+    page = table(("<h>",), [("<td>",)])
+    assert "<thead><tr><th>&lt;h&gt;</th></tr></thead><tbody><tr><td>&lt;td&gt;</td></tr></tbody>" in page
     assert "<h3>&amp;</h3>" in card("&", "")
     assert entries({"a": "x", "b": [1]}) == [("a", "x"), ("b", "[1]")]

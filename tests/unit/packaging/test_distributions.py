@@ -69,7 +69,7 @@ def test_the_wheel_contains_only_the_package(built):
     required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
     assert core_requirements(required) == {normal(line) for line in lines_of("requirements.txt")}
     in_package = {path for path in project_files() if path.startswith("pytorchrl/")}
-    assets = {f"pytorchrl/monitor/assets/{name}" for name in ("page.css", "charts.js", "uplot/uPlot.js", "uplot/LICENSE")}
+    assets = {f"pytorchrl/monitor/assets/{name}" for name in ("charts.js", "uplot/uPlot.js", "uplot/LICENSE")}
     assert {"pytorchrl/py.typed", "pytorchrl/agent/names_elsewhere.json", *assets} <= in_package
     assert in_package <= names
     assert not [name for name in names if not name.startswith("pytorchrl")]

@@ -86,7 +86,8 @@ COVERED_BY = {
     "files": {"tensors": ["files/test_atomic", "learner/test_checkpoints"]},
     "learner": {"options": ["learner/test_learner", "learner/test_files"]},
     "monitor": {
-        "live": ["monitor/test_screen"], "run_section": ["monitor/test_page"], "time_shares": ["profile/test_profiling"],
+        "live": ["monitor/test_screen"], "run_section": ["monitor/test_page"],
+        "time_shares": ["profile/test_profiling"],
     },
     # The interface of all runtimes is tested through each of them:
     "runtime": {"base": ["runtime/test_queues", "runtime/test_threads"]},
