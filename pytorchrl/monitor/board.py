@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.reading import number
-from pytorchrl.files.run_directory import RUN_FILE
+from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 from pytorchrl.monitor.charts import Points, sparkline
 from pytorchrl.monitor.findings import dropped_share
 from pytorchrl.monitor.page import document, report
@@ -33,6 +33,7 @@ from pytorchrl.support.units import compact, percent, score
 ADDRESS = "127.0.0.1"
 _DEPTH, _MOST_RUNS = 3, 1000
 _RETURN = "return_mean"
+FileStates = tuple[tuple[int, int, int] | None, ...]
 # The page is sent before any file of a run is read, so that it appears at once; its script then asks for the rows.
 _TOOLS = (
     '<div class="bar-tools board"><input type="search" id="filter" placeholder="filter: words in any column" '
@@ -77,7 +78,9 @@ class Board(ThreadingHTTPServer):
             raise ConfigError(f"board needs a directory of runs, such as runs/; {str(root)!r} is not a directory")
         self.root = root
         self._readers: dict[str, Reader] = {}
-        # guards `_readers`, which matches the last search: self._readers.keys() == find_runs(root).keys()
+        self._ended: dict[str, tuple[FileStates, RunView]] = {}
+        # guards `_readers` and `_ended`; after a search, self._readers.keys() == find_runs(root).keys(), and `_ended`
+        # contains only such keys
         self._lock = threading.Lock()
         try:
             super().__init__((ADDRESS, port), _Handler)
@@ -95,7 +98,19 @@ class Board(ThreadingHTTPServer):
             runs = find_runs(self.root)
             self._readers = {key: self._readers.get(key) or Reader(run_dir, curve=_RETURN)
                              for key, run_dir in runs.items()}
-            return [(key, reader, reader.read()) for key, reader in self._readers.items()]
+            self._ended = {key: found for key, found in self._ended.items() if key in runs}
+            return [(key, reader, self._view(key, reader, runs[key])) for key, reader in self._readers.items()]
+
+    def _view(self, key: str, reader: Reader, run_dir: Path) -> RunView:
+        """Return the view of a run; that of a run that has ended is kept until one of its files changes."""
+        state = _state_of_files(run_dir)
+        kept = self._ended.get(key)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        view = reader.read()
+        if view.state == "ended":
+            self._ended[key] = state, view
+        return view
 
     def rows(self) -> str:
         """Return a table of all runs as HTML; the run that started last comes first."""
@@ -111,6 +126,19 @@ class Board(ThreadingHTTPServer):
         note = f'<p class="dim">The curves of an environment have one scale, {escape(scales)}.</p>' if ends else ""
         return sorted_table(head, (_row(key, view, reader.curve, ends.get(view.env), labels.get(view.run_dir, ""))
                                    for key, reader, view in found)) + note
+
+
+def _state_of_files(run_dir: Path) -> FileStates:
+    """Return inode, size and modification time of each file of a run; None if the file is missing."""
+    return tuple(_state_of_file(run_dir / name) for name in (RUN_FILE, METRICS_FILE, RESULT_FILE))
+
+
+def _state_of_file(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _ends_of(found: Iterable[tuple[str, Reader, RunView]]) -> dict[str, tuple[float, float]]:
@@ -134,11 +162,12 @@ def _row(key: str, view: RunView, curve: Points, ends: tuple[float, float] | Non
     lag, rate, name = number(view.latest, "policy_lag", "mean"), view.rates.get("collected_steps"), escape(key)
     share = min(1.0, view.env_steps / view.target_steps) if view.target_steps else 0.0
     dropped, wrong = dropped_share(view.latest), "; ".join(finding.sentence for finding in view.findings)
+    shown = f'<div class="clamp" title="{escape(label)}">{escape(label)}</div>' if label else ""
     words_of = ", ".join(finding.word for finding in view.findings)
     return [
         Cell(f'<input type="checkbox" value="{name}" aria-label="select {name}">'),
         Cell(f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{name}</a>', None, "k"),
-        Cell(state_of(view), None, "k"), words(view.algorithm), words(view.env), words(label, "label"),
+        Cell(state_of(view), None, "k"), words(view.algorithm), words(view.env), Cell(shown, None, "label"),
         figures(score(view.return_mean), view.return_mean), Cell(sparkline(curve, *ends) if ends else ""),
         Cell(f'<b class="bad" title="{escape(wrong)}">{escape(words_of)}</b>' if wrong else "", None, "k"),
         figures(f"{view.env_steps:,}", view.env_steps), figures(percent(share), share), figures(compact(rate), rate),

@@ -33,7 +33,7 @@ _BUTTONS = ('<span class="tools"><button type="button" data-reset hidden>reset z
             '<button type="button" data-save="csv" title="download the numbers that the chart shows">CSV</button>'
             '<button type="button" data-save="png" title="download the picture">PNG</button></span>')
 # Characters of the parts about single runs in a report about several, so that a page stays below 500 kB.
-_MOST_DETAILS = 190_000
+_MOST_DETAILS = 200_000
 # A shorter table of runs needs no filter.
 _FEWEST_FOR_FILTER = 8
 _DASHES = ("", "8 4", "2 3", "10 3 2 3")

@@ -22,7 +22,7 @@ _NOT_SHOWN = ("log_dir", "progress", "tensorboard", "overwrite")
 
 def full_section(view: RunView) -> str:
     """Return everything about a run but its curves, for a report about this run alone."""
-    return (f"<h2>Tree</h2>{_tree(view, _MOST_WORKERS)}<h2>Figures</h2>{_cards(view, _MOST_EVENTS)}"
+    return (f"<h2>Tree</h2>{_tree(view, _MOST_WORKERS)}<h2>Figures</h2>{_cards(view, is_short=False)}"
             f"<h2>Settings and origin</h2>{_settings(view)}"
             f"<details><summary>all settings of the scheme</summary>{table((), entries(mapping(view.run, 'scheme')))}"
             f"</details>{_media(view)}")
@@ -42,8 +42,8 @@ def folded_section(view: RunView, name: str, place: int, label: str, own: Record
     more = card("differs between runs", table((), entries(own))) if own else ""
     return (f'<details class="run" id="run-{place}"><summary><b>{escape(name)}</b> {state_of(view)} '
             f'<span class="dim">{escape(label)}</span>{words}</summary>{wrong(view)}{tiles(view)}'
-            f"{_tree(view, _MOST_WORKERS_OF_MANY)}{_cards(view, _MOST_EVENTS_OF_MANY)}"
-            f"{_settings(view, with_versions=False)}{more}</details>")
+            f"{_tree(view, _MOST_WORKERS_OF_MANY)}{_cards(view, is_short=True)}"
+            f"{_settings(view, is_short=True)}{more}</details>")
 
 
 def wrong(view: RunView) -> str:
@@ -78,7 +78,7 @@ def _tree(view: RunView, most: int) -> str:
     return f'<section class="card">{_flow(view)}{_workers(view, most)}</section>'
 
 
-def _cards(view: RunView, most_events: int) -> str:
+def _cards(view: RunView, *, is_short: bool) -> str:
     """Return the boxes about time, lag, ledger and faults; what is empty is left out."""
     bottleneck = f"<p><b>Bottleneck:</b> {escape(view.bottleneck)}</p>" if view.bottleneck else ""
     lags = max((lag for lag, seen in view.lag_histogram if seen), default=0)
@@ -87,11 +87,11 @@ def _cards(view: RunView, most_events: int) -> str:
              card("ledger, in env steps", _ledger(view))]
     if lags:
         cards.append(card("policy lag, in updates", histogram(view.lag_histogram) + _lags(view)))
-    if view.waits:
+    if view.waits and not is_short:
         cards.append(card("who waits for whom", table((), [
-            (wait.who, percent(wait.share), wait.whom) for wait in view.waits])))
+            (wait.who, percent(wait.share), wait.whom) for wait in view.waits], frozenset((1,)))))
     if view.events:
-        cards.append(card("faults and restarts", _events(view, most_events)))
+        cards.append(card("faults and restarts", _events(view, _MOST_EVENTS_OF_MANY if is_short else _MOST_EVENTS)))
     return f'<div class="grid2">{"".join(cards)}</div>'
 
 
@@ -165,14 +165,15 @@ def _events(view: RunView, most: int) -> str:
         table(("env steps", "time", "event"), rows, frozenset((0, 1))) if rows else "")
 
 
-def _settings(view: RunView, *, with_versions: bool = True) -> str:
-    """Return the options that the user gave, those of the preset, and where the run comes from."""
+def _settings(view: RunView, *, is_short: bool = False) -> str:
+    """Return the options that the user gave, those of the preset unless `is_short`, and where the run comes from."""
     given, preset = options_of(view)
     body = table((), entries(given)) if given else '<p class="none">none</p>'
     if not mapping(view.run, "recipe"):
         body = '<p class="none">composed in Python</p>'
     more = f"<details><summary>options of the preset</summary>{table((), entries(preset))}</details>" if preset else ""
-    origin = card("origin", _origin(view, with_versions=with_versions))
+    more = "" if is_short else more
+    origin = card("origin", _origin(view, with_versions=not is_short))
     return f'<div class="grid2">{card("options given", body + more)}{origin}</div>'
 
 

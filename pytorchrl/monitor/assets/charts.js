@@ -53,9 +53,9 @@
     return width ? ys[low] + (ys[high] - ys[low]) * (x - xs[low]) / width : ys[low];
   }
 
-  function rangeOfX() {
+  function rangeOfX(chart) {
     let low = Infinity, high = -Infinity;
-    for (const chart of data.charts) for (const line of chart.lines) {
+    for (const line of chart.lines) {
       const xs = line[state.axis] ? line[state.axis][0] : [];
       if (xs.length) { low = Math.min(low, xs[0]); high = Math.max(high, xs[xs.length - 1]); }
     }
@@ -91,11 +91,11 @@
       grid: { stroke: () => css("--line"), width: k }, ticks: { stroke: () => css("--line"), width: k, size: 4 * k },
       values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick))),
     });
-    const [left, right] = state.zoom || rangeOfX();
+    const [left, right] = state.zoom || rangeOfX(chart);
     return {
       width: width * k, height: height * k, legend: { show: false }, padding: [8 * k, 14 * k, 0, 0],
       scales: {
-        x: { time: false, min: left, max: right, range: (u, low, high) => (low === null ? rangeOfX() : [low, high]) },
+        x: { time: false, min: left, max: right, range: (u, low, high) => (low === null ? rangeOfX(chart) : [low, high]) },
         y: { range: (u) => rangeOfY(chart, points(), u.scales.x.min ?? left, u.scales.x.max ?? right) },
       },
       axes: [axis(data.axes[state.axis], 32), { ...axis(chart.y, 46), space: 34 * k }],
@@ -212,7 +212,10 @@
     return {
       build,
       redraw: () => plot.redraw(false),
-      zoom: ([left, right]) => plot.setScale("x", { min: left, max: right }),
+      zoom(range) {
+        const [left, right] = range || rangeOfX(chart);
+        plot.setScale("x", { min: left, max: right });
+      },
       csv() {
         const quoted = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
         const lines = [["line", data.axes[state.axis], chart.y, "low", "high"].map(quoted).join(",")];
@@ -286,7 +289,7 @@
   function zoom(range) {
     state.zoom = range;
     for (const button of document.querySelectorAll("button[data-reset]")) button.hidden = range === null;
-    for (const chart of charts) chart.zoom(range || rangeOfX());
+    for (const chart of charts) chart.zoom(range);
   }
 
   const rebuild = () => charts.forEach((chart) => chart.build());
