@@ -100,7 +100,11 @@ def _named(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def paths_of(words: Sequence[str]) -> list[Path]:
-    """Return the directories that match `words`, which are paths or glob patterns; each directory occurs once."""
+    """Return the directories that match `words`, which are paths or glob patterns; each directory occurs once.
+
+    Raises:
+        ConfigError: A pattern matches no run.
+    """
     found: dict[Path, Path] = {}
     for word in words:
         path = Path(word).expanduser()

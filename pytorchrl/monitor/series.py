@@ -95,7 +95,7 @@ def _names(views: Sequence[RunView]) -> list[str]:
 
 Curves = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
 """Name of a run -> name of an axis -> points."""
-Wanted = tuple[str, str, tuple[str, ...], list[Group], Curves]
+WantedChart = tuple[str, str, tuple[str, ...], list[Group], Curves]
 """Title and vertical axis of a chart, the keys of its number, its groups, and the curves of all runs."""
 
 
@@ -125,8 +125,8 @@ def charts_of(groups: Sequence[Group]) -> tuple[list[Chart], list[Chart], list[s
     members = [member for group in groups for member in group.members]
     own = sorted({name for member in members for name in mapping(member.view.latest, "algorithm")})
     wanted = [*_CHARTS, *((name, name, ("algorithm", name)) for name in own)]
-    drawn: list[Wanted] = []
-    statistics: list[Wanted] = []
+    drawn: list[WantedChart] = []
+    statistics: list[WantedChart] = []
     constant: list[str] = []
     envs = sorted({group.env for group in groups})
     for title, y, path in wanted:
@@ -147,7 +147,7 @@ def charts_of(groups: Sequence[Group]) -> tuple[list[Chart], list[Chart], list[s
     return found[0], found[1], constant
 
 
-def _points(wanted: Sequence[Wanted]) -> int:
+def _points(wanted: Sequence[WantedChart]) -> int:
     """Return the number of points of a line, so that all lines fit into the page."""
     lines = 0
     for _, y, _, groups, _ in wanted:

@@ -293,7 +293,8 @@
   }
 
   const rebuild = () => charts.forEach((chart) => chart.build());
-  const visible = (element) => element.clientWidth > 0;
+  // Elements in a part that is folded have a width, but are not visible.
+  const visible = (element) => element.clientWidth > 0 && (!element.checkVisibility || element.checkVisibility());
   const made = new Map();
   function makeVisible() {
     for (const element of document.querySelectorAll("[data-chart]")) {

@@ -94,11 +94,11 @@ def test_the_rows_can_be_sorted_and_say_what_looks_wrong(board):
 
 
 def test_a_run_that_has_ended_is_read_again_only_if_a_file_changes(board):
-    first, second = (dict((key, view) for key, _, view in board.views()) for _ in range(2))
+    first, second = ({key: view for key, _, view in board.views()} for _ in range(2))
     assert first["sweep/b"] is second["sweep/b"]
     assert first["a"] is not second["a"]  # it has not ended
     make_run(board.root / "sweep" / "b", usual_records()[:2], result={"env_steps": 1500})
-    assert dict((key, view) for key, _, view in board.views())["sweep/b"].return_mean == 25.0
+    assert {key: view for key, _, view in board.views()}["sweep/b"].return_mean == 25.0
     (board.root / "sweep" / "b" / "run.json").unlink()
     board.views()
     assert board._ended == {}
