@@ -99,7 +99,7 @@ def document(title: str, body: str, script: str, *, style_sheet: str, note: str 
 def _heading(view: RunView) -> str:
     what = " on ".join(part for part in (view.algorithm, view.env) if part)
     seed = text(view.run, "seed")
-    return f"<p>{escape(what)}{escape(f', seed {seed}') if seed else ''} {state_of(view)}</p>"
+    return f"<p>{escape(what)}{escape(f', seed {seed}') if seed else ''} · {state_of(view)}</p>"
 
 
 def _overview(groups: Sequence[Group]) -> str:

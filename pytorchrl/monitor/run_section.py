@@ -153,8 +153,12 @@ def _ledger(view: RunView) -> str:
     found += [(f"dropped: {name}", value) for name, value in
               ((name, number(ledger, "dropped", name)) for name in mapping(ledger, "dropped")) if value]
     bar = [(name, value / collected if collected and name != "consumed" else 0.0, value) for name, value in found]
-    return bars([(name, share, f"{value:,.0f}" + (f" ({percent(share)})" if name.startswith("dropped") else ""),
-                  name.startswith("dropped") and share > RED_SHARE) for name, share, value in bar])
+    parts = []
+    for name, share, value in bar:
+        is_drop = name.startswith("dropped")
+        more = f" ({percent(share)})" if is_drop else ", with repeated uses" if name == "consumed" else ""
+        parts.append((name, share, f"{value:,.0f}{more}", is_drop and share > RED_SHARE))
+    return bars(parts)
 
 
 def _events(view: RunView, most: int) -> str:
