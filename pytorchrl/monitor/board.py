@@ -25,7 +25,7 @@ from pytorchrl.monitor.page import document, report
 from pytorchrl.monitor.run_section import state_of
 from pytorchrl.monitor.series import groups_of
 from pytorchrl.monitor.style import board_script, policy, report_script, style
-from pytorchrl.monitor.tables import Cell, figures, share_of_drops, sorted_table, words
+from pytorchrl.monitor.tables import Cell, clamped, figures, share_of_drops, sorted_table, words
 from pytorchrl.monitor.view import Reader, RunView, read_run
 from pytorchrl.support.display import escape
 from pytorchrl.support.units import compact, percent, score
@@ -119,8 +119,8 @@ class Board(ThreadingHTTPServer):
             return '<p class="none">no runs yet</p>'
         ends = _ends_of(found)
         labels = _labels_of([view for _, _, view in found])
-        head = (("", False), ("run", False), ("state", False), ("algorithm", False), ("environment", False),
-                ("differs in", False), ("return", True), ("", False), ("looks wrong", False), ("steps", True),
+        head = (("", False), ("run", False), ("return", True), ("", False), ("looks wrong", False), ("state", False),
+                ("algorithm", False), ("environment", False), ("differs in", False), ("steps", True),
                 ("done", True), ("steps/s", True), ("lag", True), ("dropped", True), ("started", False))
         scales = ", ".join(f"{env} {compact(low)} to {compact(high)}" for env, (low, high) in sorted(ends.items()))
         note = f'<p class="dim">The curves of an environment have one scale, {escape(scales)}.</p>' if ends else ""
@@ -162,17 +162,16 @@ def _row(key: str, view: RunView, curve: Points, ends: tuple[float, float] | Non
     lag, rate, name = number(view.latest, "policy_lag", "mean"), view.rates.get("collected_steps"), escape(key)
     share = min(1.0, view.env_steps / view.target_steps) if view.target_steps else 0.0
     dropped, wrong = dropped_share(view.latest), "; ".join(finding.sentence for finding in view.findings)
-    shown = f'<div class="clamp" title="{escape(label)}">{escape(label)}</div>' if label else ""
     words_of = ", ".join(finding.word for finding in view.findings)
     return [
         Cell(f'<input type="checkbox" value="{name}" aria-label="select {name}">'),
-        Cell(f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{name}</a>', None, "k"),
-        Cell(state_of(view), None, "k"), words(view.algorithm), words(view.env), Cell(shown, None, "label"),
+        Cell(f'<a href="/run/{escape(urllib.parse.quote(key, safe=""))}">{name}</a>'),
         figures(score(view.return_mean), view.return_mean), Cell(sparkline(curve, *ends) if ends else ""),
-        Cell(f'<b class="bad" title="{escape(wrong)}">{escape(words_of)}</b>' if wrong else "", None, "k"),
+        Cell(f'<b class="bad" title="{escape(wrong)}">{escape(words_of)}</b>' if wrong else ""),
+        Cell(state_of(view)), words(view.algorithm), words(view.env), Cell(clamped(label), None, "label"),
         figures(f"{view.env_steps:,}", view.env_steps), figures(percent(share), share), figures(compact(rate), rate),
         figures(score(lag), lag), share_of_drops(dropped),
-        words(str(view.run.get("started", ""))[:16].replace("T", " "), "k")]
+        words(str(view.run.get("started", ""))[:16].replace("T", " "))]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -24,7 +24,7 @@ from pytorchrl.monitor.findings import dropped_share
 from pytorchrl.monitor.run_section import folded_section, full_section, state_of, tiles, wrong
 from pytorchrl.monitor.series import AXES, Chart, Group, charts_of, groups_of, to_data
 from pytorchrl.monitor.style import policy, report_script, style
-from pytorchrl.monitor.tables import Cell, card, entries, figures, share_of_drops, sorted_table, table, words
+from pytorchrl.monitor.tables import Cell, card, clamped, entries, figures, share_of_drops, sorted_table, table, words
 from pytorchrl.monitor.view import RunView
 from pytorchrl.support.display import escape
 from pytorchrl.support.units import clock, compact, score
@@ -127,7 +127,7 @@ def _group_table(groups: Sequence[Group]) -> str:
         middle = None if found is None else float(found.value)
         bad = sum(bool(member.view.findings) for member in group.members)
         rows.append([
-            Cell(_line_of(place) + escape(group.label), None, "label"),
+            Cell(clamped(group.label, _line_of(place)), None, "label"),
             figures(str(len(group.members)), len(group.members)), figures(score(middle), middle),
             Cell(escape(interval), float(found.low) if interval and found is not None else None, "n"),
             figures(score(low), low), figures(score(high), high),

@@ -20,7 +20,7 @@ class Cell(NamedTuple):
     Attributes:
         html: The content, in which all texts are escaped.
         value: The number by which rows are sorted; None: the text of the cell is used, or the number is missing.
-        kind: Classes of the cell in the style sheet: "n" a number, "k" not wrapped, "label" a long text.
+        kind: Class of the cell in the style sheet: "n" a number, "label" a long text.
     """
 
     html: str
@@ -28,14 +28,19 @@ class Cell(NamedTuple):
     kind: str = ""
 
 
-def words(text: object, kind: str = "") -> Cell:
+def words(text: object) -> Cell:
     """Return a cell that shows a text."""
-    return Cell(escape(text), None, kind)
+    return Cell(escape(text))
 
 
 def figures(text: str, value: float | None) -> Cell:
     """Return a cell that shows a number; None: "-"."""
     return Cell("-" if value is None else escape(text), value, "n")
+
+
+def clamped(text: str, before: str = "") -> str:
+    """Return HTML that shows at most two lines of a text, and all of it at the pointer; `before` is HTML before it."""
+    return f'<div class="clamp" title="{escape(text)}">{before}{escape(text)}</div>' if text else ""
 
 
 def share_of_drops(share: float) -> Cell:

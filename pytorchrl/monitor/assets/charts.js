@@ -9,7 +9,6 @@
 
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const color = (line) => css(`--c${data.groups[line.group].color}`);
-  const hasBand = (points) => points.length === 4;
 
   function compact(value) {
     const size = Math.abs(value);
@@ -226,19 +225,18 @@
         save(new Blob([lines.join("\r\n") + "\r\n"], { type: "text/csv" }), `${chart.file}.csv`);
       },
       png() {
-        const w = Math.max(640, element.clientWidth), k = 2, frame = document.createElement("div");
-        const picture = new uPlot(optionsOf(chart, () => points, w, height() * 1.2, k, { draw: [(u) => {
+        const w = Math.max(640, element.clientWidth), k = 2;
+        new uPlot(optionsOf(chart, () => points, w, height() * 1.2, k, { draw: [(u) => {
           // uPlot multiplies all lengths by the screen's ratio of pixels, so that the canvas may be larger still.
           const real = u.ctx.canvas.width / (w * k);
-          save2(u.ctx.canvas, k * real, chart, () => frame.remove());
-        }] }), joined(points), frame);
-        return picture;
+          savePicture(u.ctx.canvas, k * real, chart, () => u.destroy());
+        }] }), joined(points), document.createElement("div"));
       },
     };
   }
 
   // Add title and key of the groups to the drawn chart, and save the picture.
-  function save2(drawn, k, chart, after) {
+  function savePicture(drawn, k, chart, after) {
     if (drawn.dataset.saved) return;
     drawn.dataset.saved = "yes";
     const shown = [...new Set(chart.lines.filter(isShown).map((line) => line.group))];
