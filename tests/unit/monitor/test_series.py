@@ -56,7 +56,7 @@ def test_runs_without_a_common_position_are_drawn_one_by_one(tmp_path):
 def test_the_data_of_a_page_are_small(tmp_path, count):
     def many():
         return [{**usual_records()[-1], "env_steps": at, "seconds": at / 3, "return_mean": at / 7,
-                 "algorithm": dict.fromkeys("abcdefgh", at / 11)} for at in range(1000)]
+                 "algorithm": dict.fromkeys("abcdefgh", at / 11)} for at in range(300)]
     groups = groups_of(views(tmp_path, count, many))
     charts, statistics, _ = charts_of(groups)
     data = to_data(groups, [*charts, *statistics])
