@@ -100,7 +100,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def origin() -> dict[str, Json]:
+def origin() -> dict[str, object]:
     """Return the entry `origin` of `run.json`: command, commit and machine; "" if the commit is unknown."""
     return {"command": _command(), "commit": commit(Path.cwd()), "machine": _machine()}
 
@@ -130,7 +130,7 @@ def commit(folder: Path) -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-def _machine() -> dict[str, Json]:
+def _machine() -> dict[str, object]:
     """Return the machine's name, the number of cores that this process may use, and the names of its GPUs."""
     torch = sys.modules.get("torch")
     # A process that has not used CUDA must not start it here, because child processes could then not use it.
