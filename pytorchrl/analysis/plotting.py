@@ -37,7 +37,7 @@ _SIZES = (2.0, 40.0)
 _NAMES = {"return_mean": "mean return", "evaluation/return_mean": "mean return of evaluations", "seconds": "time (s)",
           "env_steps": "env steps"}
 
-__all__ = ["FEWEST_FOR_BAND", "LOG_AXES", "Picture", "plot_comparison", "plot_groups", "plot_runs", "read_curve"]
+__all__ = ["Picture", "plot_comparison", "plot_groups", "plot_runs", "read_curve"]
 
 
 @dataclasses.dataclass(frozen=True)
