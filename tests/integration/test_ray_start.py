@@ -189,8 +189,8 @@ def test_startup_reports_immediately_what_it_waits_for(request, is_shown):
     run = request.getfixturevalue("run_with_ray" if is_shown else "run_on_ray")
     result = run("-m", "pytorchrl", *arguments, *[] if is_shown else ["--no-progress"], timeout=160)
     assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith(("run in", "starting",
-                                                                             "started")) or "steps/s" in line]
+    lines = [line for line in result.stderr.splitlines()
+             if line.startswith(("saved in", "starting", "started")) or "steps/s" in line]
     if not is_shown:
         assert lines == []
         return
