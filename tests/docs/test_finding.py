@@ -35,6 +35,7 @@ SEARCHES = {
     "hidden_sizes": r"options/actors#\w+-hidden_sizes", "--num-envs": "flags#num-envs",
     "learning_rate": r"options/names_elsewhere#elsewhere-learning_rate-\d+", "install": "install", "slow": "profiling",
     "save": "checkpoints", "which scheme": "which_scheme", "gpu": "devices",
+    "device": "options/scheme#Scheme-device", "target_kl": r"algorithms/\w+#\w+-target_kl", "lr": r"algorithms/\w+#\w+-lr",
 }
 # Questions of a newcomer -> the texts of the links to click, from the first page, and words of the answer.
 QUESTIONS = {
@@ -50,7 +51,8 @@ QUESTIONS = {
     "Why is it slow?": (["Why is it slow?"], "pytorchrl profile"),
     "Which scheme should I choose?": (["Which scheme?"], "situation"),
     "How do I use several cores?": (["More environments and workers"], "num_col_workers=2"),
-    "How do I use a GPU?": (["Several machines", "Devices"], "cuda"),
+    "How do I use a GPU?": (["GPUs"], "cuda"),
+    "How do I train several agents?": (["Several agents"], "PettingZoo"),
     "How do I run on a cluster?": (["Several machines"], "Slurm"),
     "What happens if a worker crashes?": (["Failures and their costs"], "on_worker_failure"),
     "How do I see what a run does?": (["Watching runs"], "pytorchrl watch"),
