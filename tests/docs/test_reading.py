@@ -19,7 +19,8 @@ EXEMPT = {"benchmarks/log.md"}
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 # Pages that describe many cases begin with a table that leads from a situation to the answer.
 WITH_SITUATIONS = ("failures", "scaling", "checkpoints", "replay", "which_scheme", "not_learning", "own_environment",
-                   "own_network", "own_algorithm", "install", "clusters", "debugging", "profiling", "algorithms/index")
+                   "own_network", "own_algorithm", "install", "clusters", "debugging", "profiling", "algorithms/index",
+                   "benchmarks", "benchmarks/libraries", "benchmarks/workers")
 
 
 def runs_of_prose(text):
