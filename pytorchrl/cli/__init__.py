@@ -36,7 +36,7 @@ _COMMANDS = {
     "train": "train an agent",
     "watch": "show a run live in the terminal",
     "report": "write one page about runs",
-    "doctor": "say what looks wrong in a run",
+    "doctor": "check a run, and say what looks wrong",
     "board": "list runs on a local page",
     "profile": "train for a few seconds, and show where the time goes",
     "enjoy": "play episodes with a trained agent",

@@ -7,13 +7,19 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from pytorchrl.support.terminal import printable
+from pytorchrl.support.terminal import printable, red
 
 
 def show(*lines: str) -> None:
     """Print lines on standard output without buffering; control characters are escaped, see `printable`."""
     if lines:
         print(*map(printable, lines), sep="\n", flush=True)
+
+
+def show_in_red(*lines: str) -> None:
+    """Print lines on standard output, in red if it is a terminal; control characters are escaped."""
+    shown = map(printable, lines)
+    print(*(map(red, shown) if sys.stdout.isatty() else shown), sep="\n", flush=True)
 
 
 def show_stderr(*lines: str) -> None:

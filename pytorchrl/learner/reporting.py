@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import shlex
 import shutil
@@ -26,7 +25,7 @@ from pytorchrl.files.run_directory import METRICS_FILE, RUN_FORMAT
 from pytorchrl.monitor.findings import RunFinding
 from pytorchrl.support.cores import usable_cores
 from pytorchrl.support.display import escape, in_notebook
-from pytorchrl.support.terminal import get_logger, printable
+from pytorchrl.support.terminal import get_logger, printable, red
 from pytorchrl.support.untyped import Json, MetricsDict, StateDict, Untyped
 
 if TYPE_CHECKING:
@@ -607,8 +606,3 @@ def start_progress(title: str | None, log_dir: Path | None) -> Progress:
 def words_of(findings: Sequence[RunFinding]) -> str:
     """Return the words of findings, with which the progress line begins; empty if there are none."""
     return ", ".join(finding.word for finding in findings) + ":  " * bool(findings)
-
-
-def red(text: str) -> str:
-    """Return text that a terminal shows in red, unless the user has set NO_COLOR."""
-    return text if not text or os.environ.get("NO_COLOR") else f"\x1b[31m{text}\x1b[0m"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,11 @@ def printable(text: object) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def red(text: str) -> str:
+    """Return text that a terminal shows in red, unless the user has set NO_COLOR."""
+    return text if not text or os.environ.get("NO_COLOR") else f"\x1b[31m{text}\x1b[0m"
 
 
 class Lines:

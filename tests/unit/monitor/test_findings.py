@@ -108,6 +108,11 @@ def without_numbers(text):
     return re.sub(r"[\d,.]*\d", "#", text)
 
 
+def items_of(out):
+    """Return the lines of `doctor` with the state of an item, each on one line."""
+    return re.sub(r"\n {9}", " ", out).partition("\n\n")[0].split("\n")
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
     algorithm, env, options, word, text = WRONG[name]
@@ -121,7 +126,10 @@ def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
     found = find(learner.get_metrics(), learner.target_steps, has_ended=True)
     assert [finding.word for finding in found] == [word]
     assert main(["doctor", str(tmp_path / "run")]) == 1  # the same sentence from the files
-    assert without_numbers(capsys.readouterr().out) == without_numbers(f"{sentences[0]}\n")
+    out = capsys.readouterr().out
+    wrong = [item for item in items_of(out) if item.startswith("wrong")]
+    assert list(map(without_numbers, wrong)) == [without_numbers(f"wrong    {word}: {sentences[0]}")]
+    assert max(map(len, out.splitlines())) <= 80
     assert main(["watch", str(tmp_path / "run"), "--once", "--width", "400"]) == 0
     assert f"{word}: {without_numbers(sentences[0])}" in without_numbers(capsys.readouterr().out)
 
@@ -143,7 +151,9 @@ def test_a_run_that_goes_right_prints_no_sentence(capsys, tmp_path, name):
     lines = capsys.readouterr().err.splitlines()
     assert all("steps/s" in line for line in lines[3:] if not line.startswith("started"))
     assert main(["doctor", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out == "nothing looks wrong\n"
+    items = items_of(capsys.readouterr().out)
+    assert len(items) == 10
+    assert all(item.startswith("ok ") for item in items)
 
 
 BASE = {"env_steps": 500, "updates": 40, "return_episodes": 30, "return_range": {"min": 1.0, "max": 9.0},

@@ -63,7 +63,6 @@ COVERED_BY = {
     "cli": {
         "board": ["cli/test_watch"],
         "dataset": ["play/test_dataset"],
-        "doctor": ["monitor/test_findings"],
         "enjoy": ["cli/test_main"],
         "export": ["export/test_export"],
         "groups": ["cli/test_compare"],
