@@ -21,6 +21,11 @@ PAGE = (ROOT / "docs" / "not_learning.md").read_text(encoding="utf-8")
 RESULT = {"env_steps": 400}
 
 
+@pytest.fixture(autouse=True)
+def terminal_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 def rows_of(title):
     """Return the cells of each row of the table in a section of the page."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]

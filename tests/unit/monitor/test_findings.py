@@ -114,7 +114,8 @@ def items_of(out):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_run_that_goes_wrong_says_so(capsys, tmp_path, name):
+def test_a_run_that_goes_wrong_says_so(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.setenv("COLUMNS", "80")
     algorithm, env, options, word, text = WRONG[name]
     learner = run(algorithm, env, options, log_dir=tmp_path / "run")
     sentences = learner.summary()["findings"]
