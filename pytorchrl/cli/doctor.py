@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytorchrl.cli.output import show, show_in_red, wrapped
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.monitor.findings import Check
+from pytorchrl.monitor.findings import Check, checks
 from pytorchrl.monitor.view import RunView, read_run
 
 # Questions that no record answers, and the page of the documentation that helps with the answer.
@@ -54,4 +54,5 @@ def checks_of(view: RunView) -> list[Check]:
     silence = (f"no record was written for {view.age_s:,.0f} s, and the run has not ended; it was perhaps killed"
                if view.state == "silent" else None if view.state == "starting" else "")
     return [Check("files", "the files of the run can be read", "; ".join(view.problems)),
-            Check("silent", "records are still written, or the run has ended", silence), *view.checks]
+            Check("silent", "records are still written, or the run has ended", silence),
+            *checks(view.latest, view.target_steps, has_ended=view.state == "ended")]

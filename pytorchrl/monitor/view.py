@@ -23,7 +23,7 @@ from pytorchrl.files.reading import (
 )
 from pytorchrl.files.run_directory import METRICS_FILE, RESULT_FILE, RUN_FILE
 from pytorchrl.monitor import time_shares
-from pytorchrl.monitor.findings import Check, RunFinding, checks, find
+from pytorchrl.monitor.findings import RunFinding, find
 
 # Rates and time shares are averages over about this many seconds before the latest record.
 _WINDOW_S = 10.0
@@ -174,11 +174,6 @@ class RunView:
     def findings(self) -> list[RunFinding]:
         """The findings about the run: what looks wrong, the most serious first."""
         return find(self.latest, self.target_steps, has_ended=self.state == "ended")
-
-    @property
-    def checks(self) -> list[Check]:
-        """All checks of the latest record, the most serious first."""
-        return checks(self.latest, self.target_steps, has_ended=self.state == "ended")
 
     @property
     def policy_lag(self) -> Lag | None:
