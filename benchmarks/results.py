@@ -28,11 +28,15 @@ def origin() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the model of the processor, or only its architecture where /proc does not show the model."""
+    """Return the name, family and model of the processor, or its architecture where /proc does not show the name.
+
+    Virtual machines often show a name that several generations share, such as "AMD EPYC"; family and model differ.
+    """
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    numbers = [f"{key.split()[-1]} {found[key]}" for key in ("cpu family", "model") if key in found]
+    return ", ".join([found["model name"], *numbers]) if "model name" in found else platform.machine()
 
 
 def print_result(result: Mapping[str, Any], *, indent: int | None = 1) -> None:
