@@ -35,7 +35,8 @@ SEARCHES = {
     "hidden_sizes": r"options/actors#\w+-hidden_sizes", "--num-envs": "flags#num-envs",
     "learning_rate": r"options/names_elsewhere#elsewhere-learning_rate-\d+", "install": "install", "slow": "profiling",
     "save": "checkpoints", "which scheme": "which_scheme", "gpu": "devices",
-    "device": "options/scheme#Scheme-device", "target_kl": r"algorithms/\w+#\w+-target_kl", "lr": r"algorithms/\w+#\w+-lr",
+    "device": "options/scheme#Scheme-device", "target_kl": r"algorithms/\w+#\w+-target_kl",
+    "lr": r"algorithms/\w+#\w+-lr",
 }
 # Questions of a newcomer -> the texts of the links to click, from the first page, and words of the answer.
 QUESTIONS = {
