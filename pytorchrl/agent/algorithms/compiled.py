@@ -229,6 +229,8 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
     import torch._dynamo
     import torch._inductor.exc  # imported only here, because these imports take seconds
 
+    from pytorchrl.agent.algorithms.matrix_products import LargeProducts, onednn_is_faster
+
     torch._dynamo.config.trace_autograd_ops = True  # allows `torch.autograd.grad` in the graph
     if hasattr(torch._dynamo.config, "record_runtime_overhead"):
         torch._dynamo.config.record_runtime_overhead = False  # saves 5 us per call
@@ -238,13 +240,15 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
     # and would evict each other's graphs. Each function therefore gets a new code object.
     function.__code__ = function.__code__.replace()
     is_dynamic = None if resized else False
-    options = {
+    options: dict[str, bool | Callable[..., object]] = {
         # Compute tanh from a single exp. On CPUs, this is four times as fast as the default; errors are below 1e-7.
         "cpp.use_decompose_tanh": True,
         # On CPUs, let C++ code instead of Python call the kernels, which makes training with SAC 7 % faster.
         "cpp_wrapper": device.type == "cpu",
         "size_asserts": False,  # not needed, because `_layout` chooses a graph that fits the arguments
     }
+    if device.type == "cpu" and onednn_is_faster():
+        options["post_grad_custom_post_pass"] = LargeProducts()  # makes updates of SAC 1.7 times as fast
     unguarded = torch.compile(function, fullgraph=True, dynamic=is_dynamic, options={
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
     if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
