@@ -5,8 +5,9 @@ This module imports the compiler, which takes seconds, so it is imported only be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, fx
@@ -14,16 +15,23 @@ from torch._inductor import ir, mkldnn_ir
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.lowering import register_lowering
 
-from pytorchrl.support.untyped import Untyped
-
 # Numbers of multiplications from which oneDNN is faster, even if it needs a transposed copy of a matrix. On one core of
 # a Zen 5, the products of 64, 128 and 256 x 256 matrices take 14, 29 and 150 us with oneDNN, and 7, 42 and 310 us with
 # MKL, which does not use all AVX-512 instructions of AMD's processors.
 _LEAST_MULTIPLICATIONS = 2_000_000
 
-_make_library: Untyped = torch.library.Library
+
+class _Library(Protocol):
+    """Declaration and implementations of operations, as torch's class, which has no types."""
+
+    def define(self, schema: str) -> object: ...
+
+    def impl(self, name: str, function: Callable[[Tensor, Tensor], Tensor], key: str) -> object: ...
+
+
+_make_library: Callable[[str, str], _Library] = torch.library.Library
 _library = _make_library("pytorchrl", "FRAGMENT")
-_onednn: Untyped = mkldnn_ir.LinearUnary
+_onednn_product: Callable[..., ir.IRNode] = mkldnn_ir.LinearUnary.create
 _library.define("matrix_product(Tensor a, Tensor b_transposed) -> Tensor")
 
 
@@ -42,7 +50,7 @@ _library.impl("matrix_product", _shape_of_product, "Meta")
 @register_lowering(torch.ops.pytorchrl.matrix_product.default, type_promotion_kind=None)
 def _lower(a: ir.TensorBox, b_transposed: ir.TensorBox) -> object:
     """Return a call of oneDNN's product in the code that the compiler writes."""
-    return ir.TensorBox.create(_onednn.create(a, b_transposed, None, "none", [], ""))
+    return ir.TensorBox.create(_onednn_product(a, b_transposed, None, "none", [], ""))
 
 
 def onednn_is_faster(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -50,8 +58,8 @@ def onednn_is_faster(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
     This depends on the processor only, and nothing is timed, so that two runs on one machine compute alike.
     """
-    backends: Untyped = torch.backends
-    if backends.cpu.get_cpu_capability() != "AVX512" or not backends.mkldnn.is_available():
+    has_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not has_onednn():
         return False
     return cpuinfo.exists() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
 
