@@ -229,8 +229,6 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
     import torch._dynamo
     import torch._inductor.exc  # imported only here, because these imports take seconds
 
-    from pytorchrl.agent.algorithms.matrix_products import LargeProducts, onednn_is_faster
-
     torch._dynamo.config.trace_autograd_ops = True  # allows `torch.autograd.grad` in the graph
     if hasattr(torch._dynamo.config, "record_runtime_overhead"):
         torch._dynamo.config.record_runtime_overhead = False  # saves 5 us per call
@@ -247,8 +245,11 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
         "cpp_wrapper": device.type == "cpu",
         "size_asserts": False,  # not needed, because `_layout` chooses a graph that fits the arguments
     }
-    if device.type == "cpu" and onednn_is_faster():
-        options["post_grad_custom_post_pass"] = LargeProducts()  # makes updates of SAC 1.7 times as fast
+    if device.type == "cpu" and _may_replace_products():
+        from pytorchrl.agent.algorithms.matrix_products import LargeProducts, onednn_is_faster
+
+        if onednn_is_faster():
+            options["post_grad_custom_post_pass"] = LargeProducts()  # makes updates of SAC 1.7 times as fast
     unguarded = torch.compile(function, fullgraph=True, dynamic=is_dynamic, options={
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
     if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
@@ -265,6 +266,11 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
         with _config_errors():
             return compiled(*args, **kwargs)
     return call
+
+
+def _may_replace_products() -> bool:
+    """Return whether torch has the version with whose internal functions `matrix_products` was tried."""
+    return torch.__version__.split(".")[:2] == ["2", "13"]
 
 
 @contextlib.contextmanager

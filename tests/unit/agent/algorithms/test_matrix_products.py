@@ -71,3 +71,19 @@ def test_the_processor_decides(monkeypatch, tmp_path, vendor, capability, is_fas
     assert not matrix_products.onednn_is_faster(tmp_path / "none")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not matrix_products.onednn_is_faster(tmp_path / "cpuinfo")
+
+
+@pytest.mark.parametrize(("version", "processor", "is_replaced"), [
+    (torch.__version__, True, True), (torch.__version__, False, False), ("2.12.1", True, False),
+    ("2.130.0", True, False)])
+def test_the_version_of_torch_and_the_processor_decide(monkeypatch, version, processor, is_replaced):
+    from pytorchrl.agent.algorithms import compiled, matrix_products
+
+    found = []
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(matrix_products, "onednn_is_faster", lambda: processor)
+    monkeypatch.setattr(torch, "compile", lambda function, *, options, **_: found.append(options) or function)
+    compiled._compile_graph(lambda x: x, torch.device("cpu"), [])
+    assert [isinstance(options.get("post_grad_custom_post_pass"), matrix_products.LargeProducts)
+            for options in found] == [is_replaced] * len(found)
+    assert found
