@@ -17,10 +17,10 @@ PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOB
 	--dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-all lint docs notebooks notebooks-sync bench clean
+.PHONY: help venv train test test-all test-emulated-gpu lint docs notebooks notebooks-sync bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.stamp  ## make the virtual environment for training
 
@@ -53,6 +53,9 @@ test: $(VENV)/.stamp-dev  ## run the tests of every change
 
 test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-envs  ## run all tests, including those that train until a score is reached
 	@$(PYTEST) -m ''
+
+test-emulated-gpu: $(VENV)/.stamp-dev  ## run the tests for GPUs on an emulated one, which needs a C++ compiler
+	@$(THREADS) $(BIN)/python -m pytest -q -rs -p tests.emulated_gpu.plugin -n 0 -m gpu
 
 lint: $(VENV)/.stamp-dev  ## run ruff and mypy, and check spelling and links
 	@code=0; \

@@ -33,7 +33,7 @@ RAY_CPUS = 4
 # Name under which the main process tells the processes of pytest-xdist the value of the fixture `forked_python`.
 FORKED_PYTHON = "forked_python"
 # Folders of tests in the order in which they run; quick tests run before tests that take minutes.
-FOLDERS = ("unit", "integration", "examples", "docs", "learning")
+FOLDERS = ("unit", "emulated_gpu", "integration", "examples", "docs", "learning")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background processes, and their children, ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -167,7 +167,8 @@ def test_installed_versions_of_checkers_equal_their_pins():
 
 def test_make_help_lists_every_target():
     result = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("venv", "train", "test", "test-all", "lint", "docs", "notebooks", "notebooks-sync", "bench"):
+    for target in ("venv", "train", "test", "test-all", "test-emulated-gpu", "lint", "docs", "notebooks",
+                   "notebooks-sync", "bench"):
         assert re.search(rf"make {target}\s+\S", result.stdout), target
 
 

@@ -202,6 +202,7 @@ def test_large_batches_arrive_complete():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs on this machine")
+@pytest.mark.skipif(not torch.distributed.is_nccl_available(), reason="torch was built without NCCL")
 def test_ranks_with_a_gpu_each_average_with_nccl():
     (address, port), found = propose_address(is_local=True), {}
 
