@@ -69,6 +69,8 @@ def build():
             "-lc10", f"-Wl,-rpath,{torch / 'lib'}"])
         # in a process of its own, because a library that does not fit may crash it
         run_for(version, "used", [sys.executable, "-m", "tests.emulated_gpu.activation", str(new)])
+        for old in FOLDER.glob("*.so"):
+            old.unlink()
         new.replace(library)
     finally:
         new.unlink(missing_ok=True)
