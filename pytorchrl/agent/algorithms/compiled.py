@@ -90,7 +90,8 @@ class CompiledGradient:
                 vector = _flat_gradient(loss, self._params)
                 return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
             device, resized = weights.device, [leaf for leaf in leaves if leaf is not None]
-            self._graphs[key] = recorded(_compile_graph(gradient, device, resized, tensors, values, weights), device)
+            self._graphs[key] = recorded(
+                _compile_graph(gradient, device, resized, tensors, values, weights), device, is_compiled=True)
         return self._graphs[key](tensors, values, weights)
 
 
@@ -148,7 +149,8 @@ class CompiledLosses:
                 norms = [torch.linalg.vector_norm(vector) for vector in vectors]
                 return vectors, torch.stack([*values, *norms]), errors.detach()
             device = batch.ret.device
-            self._graphs[key] = recorded(_compile_graph(gradients, device, [], tensors, draws), device)
+            self._graphs[key] = recorded(
+                _compile_graph(gradients, device, [], tensors, draws), device, is_compiled=True)
         return self._graphs[key](tensors, draws)
 
 

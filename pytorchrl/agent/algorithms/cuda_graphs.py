@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorchrl.support.terminal import get_logger
 
@@ -27,6 +28,9 @@ R = TypeVar("R")
 _NUM_WARM_UP_CALLS = 3
 # Largest number of graphs of a function; each graph is for different shapes of the arguments.
 _MAX_GRAPHS = 8
+# Operations whose results depend on values of tensors, for which the program waits.
+_WAITING = frozenset(f"aten::{name}" for name in (
+    "_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"))
 # guards the global generator of a device, which all recordings use: only one thread records at a time
 _RECORDING = threading.Lock()
 
@@ -60,12 +64,35 @@ class CudaRecorder:
             graph.register_generator_state(self._generator)
         with _RECORDING, torch.cuda.device(self.device):
             stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            # The mode is "thread_local", because other threads may allocate memory on the device during the recording.
-            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-                result = function()
+            before = torch.cuda.current_stream(self.device)
+            try:
+                # "thread_local", because other threads may allocate memory on the device during the recording
+                with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                    result = function()
+            finally:
+                torch.cuda.set_stream(before)  # if recording fails, torch leaves the other stream in use
         # Later graphs share the pool of the first. This is safe, because graphs run in turn and results are copied.
         self._first = self._first or graph
         return result, graph.replay
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operation that cannot be recorded, because it waits for the device or copies to another one."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.found: str | None = None
+
+    def __torch_dispatch__(self, operation: torch._ops.OpOverload, types: Sequence[type],
+                           args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
+        result = operation(*args, **(kwargs or {}))
+        name = operation._schema.name
+        devices = {leaf.device.type for leaf in pytree.tree_leaves((args, kwargs, result))
+                   if isinstance(leaf, Tensor) and (leaf.dim() > 0 or leaf.device.type == self._device.type)}
+        if self.found is None and self._device.type in devices and (name in _WAITING or len(devices) > 1):
+            self.found = name
+        return result
 
 
 class Recorded:
@@ -78,10 +105,13 @@ class Recorded:
         function: A function that computes tensors from its arguments and from memory at fixed addresses. After it has
             been recorded, it is not called again, so it must not have other effects, such as counting its calls.
         recorder: Records the kernels.
+        is_compiled: Whether the function is a compiled graph. The operations of other functions are watched in the last
+            call before the recording, because a recording that fails may leave memory and generators unusable. Compiled
+            graphs contain no operations that wait, and cannot be watched.
     """
 
-    def __init__(self, function: Callable[..., object], recorder: CudaRecorder) -> None:
-        self._function, self._recorder = function, recorder
+    def __init__(self, function: Callable[..., object], recorder: CudaRecorder, *, is_compiled: bool = False) -> None:
+        self._function, self._recorder, self._is_compiled = function, recorder, is_compiled
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[list[object], object, Callable[[], None]]] = {}
         self._has_failed = False
@@ -91,7 +121,8 @@ class Recorded:
         leaves, spec = pytree.tree_flatten(args)
         key = tuple([(leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         if key not in self._graphs and not self._record(key, leaves, spec):
-            return self._function(*args)
+            is_last = not self._has_failed and self._calls[key] == _NUM_WARM_UP_CALLS
+            return self._watched(args) if is_last and not self._is_compiled else self._function(*args)
         inputs, result, replay = self._graphs[key]
         _copy(leaves, inputs)
         replay()
@@ -110,26 +141,40 @@ class Recorded:
             own_args = pytree.tree_unflatten(inputs, spec)
             result, replay = self._recorder.record(lambda: self._function(*own_args))
         except RuntimeError as error:
-            self._has_failed = True
-            logger.warning("compile=True launches kernels one at a time, which is slower, because they could not be "
-                           "recorded into a CUDA graph: %s", str(error).splitlines()[0])
+            self._fail(str(error).splitlines()[0])
             return False
         self._graphs[key] = inputs, result, replay
         return True
 
+    def _watched(self, args: tuple[object, ...]) -> object:
+        """Call the function, and record nothing if it does something that cannot be recorded."""
+        device = self._recorder.device
+        args = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), args)  # as in a recording
+        with _Watch(device) as watch:
+            result = self._function(*args)
+        if watch.found is not None:
+            self._fail(f"the operation {watch.found} waits for a value of the GPU, or copies between devices")
+        return result
+
+    def _fail(self, reason: str) -> None:
+        self._has_failed = True
+        logger.warning("compile=True launches kernels one at a time, which is slower, because they could not be "
+                       "recorded into a CUDA graph: %s", reason)
+
 
 def recorded(function: Callable[P, R], device: torch.device,
-             generator: torch.Generator | None = None) -> Callable[P, R]:
+             generator: torch.Generator | None = None, *, is_compiled: bool = False) -> Callable[P, R]:
     """Return a function with the same results as `function`; on a CUDA device, its kernels are recorded.
 
     Args:
         function: See `Recorded`; it is called with positional arguments only.
         device: Device on which the function computes.
         generator: See `CudaRecorder`.
+        is_compiled: See `Recorded`.
     """
     if device.type != "cuda":
         return function
-    return cast("Callable[P, R]", Recorded(function, CudaRecorder(device, generator)))
+    return cast("Callable[P, R]", Recorded(function, CudaRecorder(device, generator), is_compiled=is_compiled))
 
 
 def _copy(leaves: list[object], inputs: list[object]) -> None:

@@ -175,6 +175,31 @@ def test_recorded_actions_are_random():
     assert abs(actions.mean()) < 1.0
 
 
+class WaitingActor(OnPolicyActor):
+    """An actor that waits for the GPU in each action, so that its actions cannot be recorded."""
+
+    def policy_features(self, obs, rhs, done):
+        features, states = super().policy_features(obs, rhs, done)
+        return (features.clamp(-1, 1) if float(features.abs().max()) > 1e6 else features), states
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_actions_continue_after_they_could_not_be_recorded(monkeypatch, caplog, is_watched):
+    """Check that the thread then uses the same stream as before, even if the recording was begun and failed."""
+    _, actor_factory, _, _ = agent_of("ppo")
+    actor = dataclasses.replace(actor_factory, cls=WaitingActor)(device=GPU, seed=0)
+    algorithm = PPO.create_factory(compile=True)(device=GPU, actor=actor, seed=0)
+    if not is_watched:
+        monkeypatch.setattr(algorithm._recorded_act, "_is_compiled", True)
+    before, seen = torch.cuda.current_stream(), []
+    obs, done = {"obs": np.zeros((2, 3), np.float32)}, np.zeros(2, bool)
+    for _ in range(8):
+        seen.append(algorithm.acting_step(obs, {}, done).action)
+        assert torch.cuda.current_stream() == before
+    assert len(np.unique(seen)) == 16
+    assert caplog.text.count("could not be recorded into a CUDA graph") == 1
+
+
 STAGED = [("sac", {}), ("dqn", {}), ("r2d2", {}), ("ppo", {"microbatch_size": 5}), ("sac", SHARDS),
           ("impala", {"num_col_workers": 2, "col_communication": ASYNC})]
 

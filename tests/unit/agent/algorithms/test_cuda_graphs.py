@@ -122,6 +122,25 @@ def test_a_function_that_cannot_be_recorded_is_called_as_before(recorder, caplog
     assert message.endswith("could not be recorded into a CUDA graph: operation not permitted when stream is capturing")
 
 
+@pytest.mark.parametrize(("function", "operation"), [
+    (lambda x: x * x.sum().item(), "aten::_local_scalar_dense"), (lambda x: x[x > 0].sum() + x.nonzero().sum(),
+                                                                 "aten::nonzero"),
+    (lambda x: x.to("meta"), "aten::_to_copy")], ids=["item", "nonzero", "copy"])
+def test_a_function_that_waits_is_never_recorded(recorder, caplog, function, operation):
+    """Check that the recording is not even begun, because one that fails may leave memory and generators unusable."""
+    watched, compiled = Recorded(function, recorder), Recorded(function, AgainRecorder(), is_compiled=True)
+    x = torch.tensor([1.0, 2.0])
+    for _ in range(6):
+        result = watched(x)
+        assert result.is_meta or torch.equal(result, function(x))
+    assert recorder.num_recorded == 0
+    [message] = [record.getMessage() for record in caplog.records]
+    assert f"the operation {operation} waits" in message
+    for _ in range(4):
+        compiled(x)
+    assert compiled._recorder.num_recorded == 1
+
+
 def test_overlapping_arguments_are_not_recorded(recorder, caplog):
     function = Recorded(scaled, recorder)
     wide = arguments(0, x=torch.ones(1, 2).expand(3, 2))
@@ -163,9 +182,9 @@ def test_only_compiled_acting_on_a_gpu_is_recorded(build):
 def test_compiled_gradients_can_be_recorded(build, collect, made_up_steps, traced_only, monkeypatch):
     recorders = []
 
-    def recorded_on_cpu(function, device):
+    def recorded_on_cpu(function, device, is_compiled):
         recorders.append(AgainRecorder())
-        return Recorded(function, recorders[-1])
+        return Recorded(function, recorders[-1], is_compiled=is_compiled)
     monkeypatch.setattr("pytorchrl.agent.algorithms.compiled.recorded", recorded_on_cpu)
     plain, compiled = (build(PPO, compile=flag) for flag in (False, True))
     plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
@@ -205,6 +224,7 @@ def test_a_gpu_records_on_a_stream_of_its_own(monkeypatch):
         def __exit__(self, *error):
             calls.append("end")
     for name, part in {"CUDAGraph": Graph, "graph": Context, "Stream": lambda device: "stream",
+                       "current_stream": lambda device: "usual", "set_stream": calls.append,
                        "device": lambda device: torch.device("cpu")}.items():
         monkeypatch.setattr(f"torch.cuda.{name}", part)
     generator = torch.Generator()
@@ -213,6 +233,10 @@ def test_a_gpu_records_on_a_stream_of_its_own(monkeypatch):
         result, replay = recorder.record(lambda: calls.append("function") or 7)
         replay()
         assert result == 7
-    common = ["begin", "function", "end", "replay"]
+    common = ["begin", "function", "end", "usual", "replay"]
     assert calls == [("generator", generator), (None, "stream", "thread_local"), *common,
                      ("generator", generator), ((0, 1), "stream", "thread_local"), *common]
+    calls.clear()
+    with pytest.raises(ZeroDivisionError):
+        recorder.record(lambda: 1 / 0)
+    assert calls[2:] == ["begin", "end", "usual"]
