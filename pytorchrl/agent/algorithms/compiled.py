@@ -254,7 +254,8 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
             options["post_grad_custom_post_pass"] = LargeProducts()  # makes updates of SAC 1.7 times as fast
     unguarded = torch.compile(function, fullgraph=True, dynamic=is_dynamic, options={
         **options, "guard_filter_fn": lambda guards: [False] * len(guards)})
-    if hasattr(unguarded, "aot_compile") and not torch._inductor.config.force_disable_caches:
+    is_worthwhile = device.type == "cpu" and not torch._inductor.config.force_disable_caches  # a GPU replays kernels
+    if is_worthwhile and hasattr(unguarded, "aot_compile"):
         # A compiled function checks in each call whether the graph fits the arguments, which takes 25 us. The check is
         # not needed, because `_layout` and `_modes` choose a graph that fits. `aot_compile` omits the check, but raises
         # `PackageError` if the graph cannot be saved to a file, for example because it uses buffers of normalizers.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytorchrl.agent.algorithms import A2C, APPO, PPO
+from pytorchrl.agent.algorithms.compiled import _compile_graph
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
 # Torch emits this warning when its compiler is imported.
@@ -113,6 +115,19 @@ def test_values_of_a_compiled_algorithm_follow_the_weights(build, collect, made_
         for parts in (plain, compiled):
             parts.actor.merge_moments(moments)
             parts.algorithm.groups["all"].data.mul_(1.5)
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "ahead of time"), ("meta", "in the first call")])
+def test_only_graphs_for_the_cpu_are_compiled_ahead_of_time(monkeypatch, device, expected):
+    """Check that graphs for a GPU are not saved; kernels recorded from them need no check of the arguments anyway."""
+    class Compiled:
+        def __call__(self):
+            return "in the first call"
+
+        def aot_compile(self, example):
+            return SimpleNamespace(fn=lambda: "ahead of time")
+    monkeypatch.setattr(torch, "compile", lambda function, **options: Compiled())
+    assert _compile_graph(lambda: None, torch.device(device), [])() == expected
 
 
 def test_compiling_with_memory_is_refused(build):
