@@ -31,7 +31,7 @@ class RunFinding(NamedTuple):
     word: str
     """One or two words for the progress line."""
     sentence: str
-    """What is wrong, and what to do."""
+    """The fault and its remedy."""
 
 
 class Check(NamedTuple):
@@ -40,9 +40,9 @@ class Check(NamedTuple):
     word: str
     """One or two words for what is checked."""
     fine: str
-    """What is so if nothing is wrong."""
+    """The statement that is true if nothing is wrong."""
     wrong: str | None
-    """What is wrong, and what to do; "" if nothing is wrong, None if the record does not tell yet."""
+    """The fault and its remedy; "" if nothing is wrong, None if the record does not tell yet."""
 
 
 def find(record: Mapping[str, object], target_steps: int, *, has_ended: bool) -> list[RunFinding]:
