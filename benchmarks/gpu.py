@@ -1,6 +1,7 @@
 """Measure training on a GPU beside plain PyTorch loops and Stable-Baselines3 on the same GPU.
 
     python benchmarks/gpu.py [--tasks ppo-pong,sac-halfcheetah] [--seconds 20] [--device cuda:0] [--collectors 4]
+    python benchmarks/gpu.py --minutes 5
     python benchmarks/gpu.py --device cpu --tiny
 
 | task | what is measured |
@@ -16,20 +17,32 @@ that is written directly in PyTorch, with the same environments, networks and si
 is installed. A column that does not exist for a task is null. Both loops and Stable-Baselines3 use float32.
 
 Each measurement runs in its own process, and does not include start-up, compilation and the first updates. The script
-prints one JSON object and asserts nothing. `--tiny` uses small sizes, to try the script on a machine without a GPU.
+prints one line after each measurement, and one JSON object at the end. It asserts nothing.
+
+With `--minutes`, everything ends within this time, start-up and compilation included. Each measurement may take an
+equal share of the time that is left, and is ended afterwards. The default is then to measure fewer tasks, and not
+Stable-Baselines3. `left_out` names the measurements that failed or were not made, with the reasons. `learner-pong` and
+`ppo-cartpole` need only Gymnasium; the other tasks on Pong need ale-py, and `sac-halfcheetah` needs MuJoCo.
+
+`--tiny` uses small sizes, to try the script on a machine without a GPU, and `--emulated` uses the GPU of
+`tests/emulated_gpu`, which computes on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from results import print_result
@@ -37,6 +50,15 @@ from results import print_result
 OURS: dict[str, dict[str, Any]] = {
     "eager": {}, "compile": {"compile": True}, "compile_bfloat16": {"compile": True, "mixed_precision": True}}
 COLUMNS = (*OURS, "plain", "stable_baselines3")
+TASKS = ("ppo-pong", "ppo-cartpole", "sac-halfcheetah", "impala-pong", "learner-pong")
+# The default with `--minutes`.
+BRIEF_TASKS, BRIEF_COLUMNS = ("learner-pong", "sac-halfcheetah"), COLUMNS[:-1]
+# Task or column -> the module that it needs besides Gymnasium.
+NEEDS = {"ppo-pong": "ale_py", "impala-pong": "ale_py", "sac-halfcheetah": "mujoco",
+         "stable_baselines3": "stable_baselines3"}
+SECONDS = 20.0
+# Part of the time of one measurement in which rates are measured; the rest is for start-up and compilation.
+MEASURED = 1 / 6
 RATES = {"learner-pong": "updates per second"}
 
 
@@ -58,6 +80,14 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(num_envs=2, num_steps=8, num_epochs=1, num_mini_batch=2, start_steps=20, replay_size=1000, replay_batch=16,
              learner_batch=8, warm_up_updates=4)
+
+
+def spaces_of_images() -> tuple[Any, Any]:
+    """Return the observation space and the action space of `learner-pong`, which has no environment."""
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
+
+    return Box(0, 255, (4, 84, 84), np.uint8), Discrete(6)
 
 
 def environments(task: str, num_envs: int) -> Any:
@@ -147,8 +177,7 @@ def our_updates(algo: dict[str, Any], device: str, sizes: Sizes) -> Iterator[int
     from pytorchrl import PPO, OnPolicyActor
     from pytorchrl.agent.data import Batch
 
-    envs = environments("learner-pong", 1)
-    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)(device=device, seed=1)
+    actor = OnPolicyActor.create_factory(*spaces_of_images())(device=device, seed=1)
     algorithm = PPO.create_factory(**algo)(actor=actor, device=device, seed=1)
     obs, action, logp, value, ret, advantage = random_batch(sizes.learner_batch, device)
     batch = Batch(obs={"obs": obs}, done=torch.zeros_like(logp, dtype=torch.bool), rhs={}, mask=None, action=action,
@@ -271,7 +300,7 @@ def plain_updates(device: str, sizes: Sizes) -> Iterator[int]:
     """Make updates of PPO from one batch of random images, and yield 1 for each."""
     import torch
 
-    network, params = policy_and_value(space_of(environments("learner-pong", 1)), 6, device)
+    network, params = policy_and_value(spaces_of_images()[0], 6, device)
     optimizer, batch = torch.optim.Adam(params, lr=3e-4), random_batch(sizes.learner_batch, device)
     while True:
         ppo_update(network, params, optimizer, batch)
@@ -396,13 +425,23 @@ def stable_baselines3(task: str, options: argparse.Namespace, sizes: Sizes) -> f
 # The table
 
 
-def in_process(task: str, column: str, arguments: list[str]) -> Any:
-    """Return the rate that a new process measures, or the last line of its error."""
-    done = subprocess.run([sys.executable, os.path.abspath(__file__), *arguments, "--one", f"{task} {column}"],
-                          capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def in_process(task: str, column: str, arguments: list[str], limit_s: float | None) -> tuple[Any, str | None]:
+    """Return the rate that a new process measures, and None; or None and the reason why there is no rate."""
+    process = subprocess.Popen(
+        [sys.executable, os.path.abspath(__file__), *arguments, "--one", f"{task} {column}"], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return None, f"it took longer than {limit_s:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # end the compiler's processes and workers, too
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for a driver may not end
+            process.wait(5.0)
+    if process.returncode:
+        return None, (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+    return json.loads(output.strip().splitlines()[-1]), None
 
 
 def measure(task: str, column: str, options: argparse.Namespace) -> float | None:
@@ -413,18 +452,60 @@ def measure(task: str, column: str, options: argparse.Namespace) -> float | None
     return plain(task, options, sizes) if column == "plain" else stable_baselines3(task, options, sizes)
 
 
+def table(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any]:
+    """Measure all rows, and return them with the measurements that are missing."""
+    start = time.monotonic()
+    missing = {name: f"{module} is not installed" for name, module in NEEDS.items()
+               if importlib.util.find_spec(module) is None}
+    rows: dict[str, dict[str, Any]] = {
+        task: {"unit": RATES.get(task, "env steps per second"), **dict.fromkeys(options.columns)}
+        for task in options.tasks}
+    left_out = {f"{task} {column}": missing.get(task) or missing[column]
+                for task in options.tasks for column in options.columns if task in missing or column in missing}
+    # Measurements without compilation come first, and leave the rest of their time to the others.
+    cells = sorted(((task, column) for task in options.tasks for column in options.columns
+                    if f"{task} {column}" not in left_out), key=lambda cell: "compile" in OURS.get(cell[1], {}))
+    seconds = options.seconds
+    if options.minutes is not None and cells:
+        seconds = min(seconds, MEASURED * 60 * options.minutes / len(cells))
+    for number, (task, column) in enumerate(cells):
+        before, limit_s = time.monotonic(), None
+        if options.minutes is not None:
+            limit_s = max(0.0, start + 60 * options.minutes - before) / (len(cells) - number)
+        rows[task][column], reason = in_process(task, column, [*arguments, "--seconds", str(seconds)], limit_s)
+        if reason is not None:
+            left_out[f"{task} {column}"] = reason
+        print(f"{task} {column}: {reason or rows[task][column]} ({time.monotonic() - before:.0f} s)",
+              file=sys.stderr, flush=True)
+    for cell, reason in left_out.items():
+        print(f"left out: {cell}: {reason}", file=sys.stderr, flush=True)
+    return {"seconds": seconds, "minutes": options.minutes, "rows": rows, "left_out": left_out}
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names in a text, which are separated by commas."""
+    return tuple(text.split(","))
+
+
 def main() -> None:
     """Parse the command line, measure, and print the table."""
-    tasks = ("ppo-pong", "ppo-cartpole", "sac-halfcheetah", "impala-pong", "learner-pong")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(tasks), help="tasks, separated by commas")
-    parser.add_argument("--columns", default=",".join(COLUMNS), help="columns, separated by commas")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
+    parser.add_argument("--tasks", type=names, help="tasks, separated by commas")
+    parser.add_argument("--columns", type=names, help="columns, separated by commas")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of one measurement")
+    parser.add_argument("--minutes", type=float, help="time in which everything must end")
     parser.add_argument("--device", default="cuda:0", help="device of the learner and of the plain loops")
     parser.add_argument("--collectors", type=int, default=4, help="collection workers of impala-pong")
     parser.add_argument("--tiny", action="store_true", help="use small sizes, to try the script")
+    parser.add_argument("--emulated", action="store_true", help="use an emulated GPU, to try the script")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.emulated:
+        sys.path.insert(0, str(Path(__file__).parent.parent))
+        from tests.emulated_gpu.activation import activate
+        from tests.emulated_gpu.build import build
+
+        activate(build())
     if options.one is not None:
         print(json.dumps(measure(*options.one.split(), options)))
         return
@@ -433,15 +514,11 @@ def main() -> None:
     if options.device != "cpu" and not torch.cuda.is_available():
         sys.exit(f"torch {torch.__version__} sees no GPU, so there is nothing to measure on {options.device}; run this "
                  "script on a machine with a CUDA device, or try it with --device cpu --tiny")
-    rows = {}
-    for task in options.tasks.split(","):
-        rows[task] = {"unit": RATES.get(task, "env steps per second")}
-        for column in options.columns.split(","):
-            rows[task][column] = in_process(task, column, sys.argv[1:])
-            print(task, column, rows[task][column], file=sys.stderr, flush=True)
+    options.tasks = options.tasks or (TASKS if options.minutes is None else BRIEF_TASKS)
+    options.columns = options.columns or (COLUMNS if options.minutes is None else BRIEF_COLUMNS)
     gpu = None if options.device == "cpu" else torch.cuda.get_device_name(options.device)
-    print_result({"device": options.device, "gpu": gpu, "seconds": options.seconds,
-                  "sizes": "tiny" if options.tiny else "full", "rows": rows})
+    print_result({"device": options.device, "gpu": gpu, "sizes": "tiny" if options.tiny else "full",
+                  **table(options, sys.argv[1:])})
 
 
 if __name__ == "__main__":

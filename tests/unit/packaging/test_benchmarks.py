@@ -33,6 +33,7 @@ QUICK = {
     "defaults.py": "--tasks delay --seeds 1 --steps 1100",
     "env_backends.py": "--envs CartPole-v1 --sizes 2 --blocks 1 --steps 20",
     "exposure.py": "--runtime threads",
+    "gpu.py": "--device cpu --tiny --minutes 1 --seconds 0.1 --tasks learner-pong --columns plain",
     "lag.py": "--seeds 1 --steps 500",
     "message_paths.py": "",
     "mutations.py": "--list",
@@ -65,7 +66,7 @@ NO_RUN = {
     "Ray, and minutes at any size": ["central_inference.py", "checkpoints.py", "cluster.py", "codecs.py", "errors.py",
                                      "failures.py", "learner_feed.py", "processes.py", "ray_parts.py", "replay.py",
                                      "signals.py", "weights.py"],
-    "training until a score, or an accelerator": ["gpu.py", "pong.py", "scores.py", "solved.py"],
+    "training until a score": ["pong.py", "scores.py", "solved.py"],
     "compilation before the measurement": ["compile_choice.py", "roofline.py", "second_core.py", "throughput.py"],
     "tested below": ["history.py"],
 }
@@ -275,3 +276,13 @@ def test_figures_of_a_benchmark_are_kept(history, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.stdin", io.StringIO("{}"))
     with pytest.raises(SystemExit):
         history.main()
+
+
+def test_a_benchmark_of_a_gpu_ends_in_time_and_names_what_it_left_out(run_forked, tmp_path):
+    result = run_forked(BENCHMARKS / "gpu.py", "--device", "cpu", "--tiny", "--minutes", "0.0001", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    cells = [f"{task} {column}" for task in printed["rows"] for column in printed["rows"][task] if column != "unit"]
+    assert len(cells) == 8
+    assert sorted(printed["left_out"]) == sorted(cells)
+    assert all(f"{cell}: " in result.stderr for cell in cells)
