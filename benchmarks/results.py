@@ -20,9 +20,12 @@ CORES = usable_cores()
 @functools.cache
 def origin() -> dict[str, Any]:
     """Return the commit, with "-dirty" if tracked files have changed since, and the machine and its versions."""
-    described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"], text=True,
-                               capture_output=True, check=False, cwd=Path(__file__).parent)
-    return {"commit": described.stdout.strip() or None,
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"], text=True,
+                                capture_output=True, check=False, cwd=Path(__file__).parent).stdout.strip() or None
+    except FileNotFoundError:  # git is not installed
+        commit = None
+    return {"commit": commit,
             "machine": {"processor": _processor(), "cores": CORES,
                         "python": platform.python_version(), "torch": version("torch")}}
 

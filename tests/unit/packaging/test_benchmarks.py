@@ -1,5 +1,6 @@
 """Tests that every benchmark starts, and that its results say which commit and machine they belong to."""
 
+import argparse
 import collections
 import importlib.util
 import io
@@ -7,8 +8,10 @@ import json
 import re
 import shutil
 import statistics
+import sys
 
 import pytest
+import torch
 
 from pytorchrl.agent.algorithms import compile_rule
 from pytorchrl.scheme.choices import decide_choices
@@ -66,6 +69,7 @@ NO_RUN = {
     "Ray, and minutes at any size": ["central_inference.py", "checkpoints.py", "cluster.py", "codecs.py", "errors.py",
                                      "failures.py", "learner_feed.py", "processes.py", "ray_parts.py", "replay.py",
                                      "signals.py", "weights.py"],
+    "a GPU": ["first_gpu.py"],
     "training until a score": ["pong.py", "scores.py", "solved.py"],
     "compilation before the measurement": ["compile_choice.py", "roofline.py", "second_core.py", "throughput.py"],
     "tested below": ["history.py"],
@@ -286,3 +290,32 @@ def test_a_benchmark_of_a_gpu_ends_in_time_and_names_what_it_left_out(run_forked
     assert len(cells) == 8
     assert sorted(printed["left_out"]) == sorted(cells)
     assert all(f"{cell}: " in result.stderr for cell in cells)
+
+
+def test_a_step_of_the_first_run_on_a_gpu_that_hangs_or_crashes_is_ended_and_reported(monkeypatch, tmp_path):
+    first_gpu = module_of("first_gpu")
+    hangs = "print('tests/a.py::test_b[x y] PASSED\\ntests/a.py::test_c', end='', flush=True); time.sleep(600)"
+    codes = {"hangs": hangs, "crashes": "os.kill(os.getpid(), 11)", "passes": "print('tests/a.py::test_b PASSED')"}
+    monkeypatch.setattr(first_gpu, "STEPS", {
+        name: first_gpu.Step(0.1, figures=first_gpu.tests_figures, command=lambda options, limit_s, code=code: [
+            sys.executable, "-c", f"import os, time; {code}"]) for name, code in codes.items()})
+    options = argparse.Namespace(emulated=False, logs=tmp_path)
+    found = {name: first_gpu.run(name, options, 2.0 if name == "hangs" else 100.0) for name in codes}
+    assert [found[name]["result"] for name in codes] == ["failed", "failed", "passed"]
+    assert found["hangs"]["error"] == "it was ended after 2 s"
+    assert found["passes"]["passed"] == 1
+
+
+def test_results_of_tests_are_read_although_the_last_one_did_not_end():
+    output = ("tests/a.py::test_b[x y] PASSED [ 10%]\ntests/a.py::test_b[z] FAILED [ 20%]\n"
+              "FAILED tests/a.py::test_b[z] - assert 1 == 2\ntests/a.py::test_c ")
+    assert module_of("first_gpu").tests_figures(output) == {"passed": 1, "failed": 1, "failures": [
+        "FAILED tests/a.py::test_b[z] - assert 1 == 2", "did not end: tests/a.py::test_c"]}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU on this machine")
+@pytest.mark.parametrize("name", ["first_gpu.py", "gpu.py"])
+def test_a_benchmark_of_a_gpu_says_that_there_is_none(run_forked, name):
+    result = run_forked(BENCHMARKS / name, timeout=60)
+    assert result.returncode == 1
+    assert "sees no GPU" in result.stderr
