@@ -30,6 +30,7 @@ from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.numerics import PROGRAM, Numerics
 from pytorchrl.scheme.options.base import ASYNC
 from pytorchrl.scheme.options.collection import AsynchronousCollection, Collection, ReplayCollection
 from pytorchrl.scheme.options.keywords import SchemeKeywords, UpdateKeywords, refuse_other_levels
@@ -163,7 +164,6 @@ class Scheme(Architectures, Displayed, Stoppable):
         self.evaluations: Evaluations | None = None
         self._final: LedgerSnapshot | None = None
         self._finalizer: weakref.finalize[..., object] | None = None
-        self._threads_before: int | None = None
         self._checkpoint: StateDict | None = None  # the checkpoint from which the run resumes
         self._num_checkpoints = 0
 
@@ -234,8 +234,7 @@ class Scheme(Architectures, Displayed, Stoppable):
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; build a new one")
         if self._worker is None:
-            self._threads_before = torch.get_num_threads()
-            torch.set_num_threads(self.nested.process.num_threads)
+            PROGRAM.enter(self, self.nested.process)
             if self._replay is not None:
                 self._replay.check_target(target_steps)
             self.agent = decide_choices(self.agent, self.nested, target_steps)
@@ -264,7 +263,7 @@ class Scheme(Architectures, Displayed, Stoppable):
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         nested = self.nested
         factory = replace(_workers_of(self.agent, nested.gradients, nested.collection), supervision=nested.supervision,
-                          seed=self.seed, num_threads=nested.process.num_threads)
+                          seed=self.seed, num_threads=nested.process.num_threads, numerics=Numerics.of(nested.process))
         return UWorker(
             factory, options=nested.updates, gradients=nested.gradients, device=nested.process.device,
             runtime=runtime, target_steps=target_steps, record=record, replay=self._replay)
@@ -459,9 +458,7 @@ class Scheme(Architectures, Displayed, Stoppable):
             self._runtime.close()
         self._runtime = self.evaluations = None
         interrupt_as_usual()
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
+        PROGRAM.leave(self)
 
     # State and statistics
 

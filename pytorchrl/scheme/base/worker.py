@@ -12,6 +12,7 @@ import torch
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
+from pytorchrl.scheme.numerics import Numerics
 from pytorchrl.scheme.transport.link import Peer
 from pytorchrl.support.numbers import plain
 
@@ -56,6 +57,7 @@ class Context:
         runtime: The runtime in which the worker runs, and in which it starts the workers below it.
         incarnation: 0 for the first worker with an index; each replacement has a larger number.
         num_threads: PyTorch threads of the worker's process; None does not change them.
+        numerics: Settings of the worker's process; None does not change them.
         journal: The journal of the gradient worker whose process the worker shares; None: the worker has its own.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
     """
@@ -63,6 +65,7 @@ class Context:
     runtime: Runtime = field(default_factory=ThreadRuntime)
     incarnation: int = 0
     num_threads: int | None = None
+    numerics: Numerics | None = None
     journal: Journal | None = None
     initial_weights: Weights | None = None
 
@@ -78,13 +81,16 @@ class Worker(Peer):
     Args:
         index_worker: Index in the worker set: 0 for the local worker, 1..N for remote workers.
         num_threads: PyTorch threads of this process; None does not change them.
+        numerics: Settings of this process; None does not change them.
     """
 
-    def __init__(self, index_worker: int, num_threads: int | None = None) -> None:
+    def __init__(self, index_worker: int, num_threads: int | None = None, numerics: Numerics | None = None) -> None:
         self.index_worker = index_worker
         keep_freed_memory()
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        if numerics is not None:
+            numerics.apply()
 
     def ready(self) -> object:
         """Return once this worker is built. An override may also wait until the workers below this worker are built."""

@@ -168,7 +168,7 @@ class CWorker(Worker):
     def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,
                  role: Role = Role.COLLECTOR, device: str | None = None, context: Context | None = None) -> None:
         context = context or Context()
-        super().__init__(index_worker, context.num_threads)
+        super().__init__(index_worker, context.num_threads, context.numerics)
         runtime, incarnation = context.runtime, context.incarnation
         device = check_device(device, runtime.own_gpus(), "col_device")
         path, envs = (index_parent, index_worker, incarnation), recipe.train_envs_factory

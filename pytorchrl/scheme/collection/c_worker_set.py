@@ -89,7 +89,7 @@ class CWorkerSet(WorkerSet[CWorker]):
                           "context": replace(context, runtime=self.runtime, num_threads=None)},
             remote_params={} if is_central else {"device": col_device},
             context=Context(runtime=self.runtime, incarnation=context.incarnation,
-                            num_threads=None if has_twin else num_threads,
+                            num_threads=None if has_twin else num_threads, numerics=factory.numerics,
                             initial_weights=None if is_central else context.initial_weights))
         self._final: tuple[int | None, int] | None = None  # the result of `stop`
         self.inference: Inference | None = None

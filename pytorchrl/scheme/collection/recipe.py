@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.scheme.numerics import Numerics
 from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
 from pytorchrl.scheme.options.gradients import GWorkerOptions
 from pytorchrl.scheme.options.run import ProcessOptions
@@ -30,6 +31,7 @@ class CWorkerRecipe:
         algo_factory, actor_factory, storage_factory, train_envs_factory: Factories of the agent's parts.
         seed: Seed of the experiment.
         num_threads: PyTorch threads of each remote worker, unless `col_num_threads` is set.
+        numerics: Settings of the processes of remote workers; None does not change them.
         num_parents: Number of gradient workers that build a set of collection workers from this recipe.
         compression: Codec of rollouts; None: they are not compressed.
     """
@@ -41,6 +43,7 @@ class CWorkerRecipe:
     train_envs_factory: EnvFactory
     seed: int = 0
     num_threads: int | None = ProcessOptions.num_threads
+    numerics: Numerics | None = None
     num_parents: int = 1
     compression: Compression | None = field(init=False, repr=False, compare=False)
 

@@ -104,7 +104,7 @@ class GWorker(Worker, Stoppable):
                  initial_weights: Weights | None = None, device: str | None = None, *,
                  context: Context | None = None) -> None:
         context = context or Context(initial_weights=initial_weights)
-        super().__init__(index_worker, context.num_threads)
+        super().__init__(index_worker, context.num_threads, context.numerics)
         recipe = col_workers_factory
         if not isinstance(recipe, GWorkerRecipe):
             recipe = GWorkerRecipe.from_arguments(

@@ -107,7 +107,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             recipe.options.num_workers if recipe.options.is_parallel else 0, name="GWorker ",
             local_params={"device": local_device, "context": Context(runtime=runtime)},
             remote_params={"device": recipe.options.grad_device},
-            context=Context(runtime=runtime, num_threads=recipe.num_threads))
+            context=Context(runtime=runtime, num_threads=recipe.num_threads, numerics=recipe.numerics))
 
     def interrupt(self) -> None:
         """End collection in all workers; see `GWorker.interrupt`."""
@@ -266,7 +266,7 @@ class GWorkerSetFactory(GWorkerRecipe):
             shards = replace(shards, options=collection, seed=self.seed, num_threads=self.num_threads)
         col_workers_factory = replace(
             self.col_workers_factory, options=collection, seed=self.seed, num_threads=self.num_threads,
-            num_parents=max(1, num_grad))
+            numerics=self.numerics, num_parents=max(1, num_grad))
         options = self.options.replaced(grad_worker_resources=of_grad, grad_device=devices["grad"])
         return replace(
             self, options=options, collection=collection, col_workers_factory=col_workers_factory,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytorchrl.errors import ConfigError, FactoryError
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
+from pytorchrl.scheme.numerics import Numerics
 from pytorchrl.scheme.options.base import as_keywords, build, check_execution
 from pytorchrl.scheme.options.collection import Collection
 from pytorchrl.scheme.options.gradients import GWorkerSetOptions
@@ -34,6 +35,7 @@ class GWorkerRecipe:
         supervision: Options for lost workers.
         seed: Seed of the experiment.
         num_threads: Number of PyTorch threads of each remote worker.
+        numerics: Settings of the processes of remote workers; None does not change them.
         compress_weights_to_send: Codec of weights that gradient workers send to remote collection workers.
         compression: Codec of gradients; None: they are not compressed.
     """
@@ -45,6 +47,7 @@ class GWorkerRecipe:
     supervision: SupervisorOptions = field(default_factory=SupervisorOptions)
     seed: int = 0
     num_threads: int = ProcessOptions.num_threads
+    numerics: Numerics | None = None
     compress_weights_to_send: bool | str = UWorkerOptions.compress_weights_to_send
     compression: Compression | None = field(init=False, repr=False, compare=False)
 

@@ -83,6 +83,8 @@ class UpdateKeywords(TypedDict, total=False):
     compress_weights_to_send: bool | str
     device: str | None
     num_threads: int
+    deterministic_kernels: bool
+    tf32: bool
     seed: int | None
     address: str | None
     placement: str | None

@@ -196,6 +196,8 @@ def problems_with_options(messages):
 
 # A part of a text -> the test that executes its remedy.
 ELSEWHERE = {
+    "set this variable before Python starts":
+        "scheme/test_numerics.py::test_it_may_be_too_late_for_deterministic_kernels",
     "pass mask=info['action_mask']": "agent/test_acting.py::test_masks_are_obeyed",
     "pass mask=, (B, n) bool": "agent/test_acting.py::test_masks_are_obeyed",
     "give feature_extractor='cnn' or 'impala'":

@@ -74,6 +74,8 @@ ELSEWHERE = {
     "col_device": "unit/scheme/test_devices.py::test_each_level_has_its_device",
     "num_threads": "unit/scheme/test_scheme.py::test_num_threads",
     "col_num_threads": "integration/test_ray_start.py::test_threads_of_collection_workers",
+    "deterministic_kernels": "unit/scheme/test_numerics.py::test_settings_hold_in_the_program_until_the_scheme_stops",
+    "tf32": "unit/scheme/test_numerics.py::test_settings_hold_in_the_program_until_the_scheme_stops",
     "seed": "unit/scheme/test_scheme.py::test_seed",
     "runtime": "unit/scheme/test_scheme.py::test_workers_run_on_the_given_runtime",
     "placement": "unit/runtime/ray/test_runtime.py::test_each_gradient_worker_has_its_own_placement_group",
