@@ -10,10 +10,12 @@
 | `compiled_tests` | runs the other tests for GPUs: compiled losses and recorded CUDA graphs |
 | `failed_capture` | records a CUDA graph of an actor that waits for the GPU, which fails, and uses the GPU afterwards |
 | `waits` | counts how often lines of code wait for the GPU in three updates of PPO, SAC and DQN |
+| `exactness` | trains twice on images with `deterministic_kernels=True`, and compares float32 and TF32 with the CPU |
 | `benchmark` | runs `gpu.py` in the time that is left |
 
 After the failure in `failed_capture`, the same stream must be in use, actions must go on, and the memory that torch
-reserves must not grow over 200 staged batches.
+reserves must not grow over 200 staged batches. In `exactness`, both runs must lead to equal parameters, and the
+gradients of float32 may differ from those of the CPU by a ten-thousandth of their norm.
 
 Each step runs in a process of its own, and is ended when its time is over. After each step, the script prints whether
 the step passed, its seconds and its figures; its whole output is in a file of the folder `--logs`. At the end, the
@@ -173,6 +175,72 @@ def waits_of(agent: Any, torch: Any) -> dict[str, Any]:
         scheme.stop()
 
 
+def exactness(emulated: bool) -> dict[str, Any]:
+    """Train twice on images with deterministic kernels, and compare gradients with those of the CPU."""
+    import torch
+    from gpu import batch_of_images, spaces_of_images
+
+    from pytorchrl import PPO, OnPolicyActor
+    from pytorchrl.agent.data import map_tensors
+    from pytorchrl.scheme.numerics import Numerics
+
+    if emulated:  # it has been in use since this process began
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    first, second = parameters_after_images(), parameters_after_images()
+    assert torch.equal(first, second), f"two runs differ by up to {(first - second).abs().max().item():.2g}"
+
+    def built(device: str) -> Any:
+        actor = OnPolicyActor.create_factory(*spaces_of_images())(device=device, seed=1)
+        return PPO.create_factory()(actor=actor, device=device, seed=1)
+    own, batch, errors = built("cpu"), batch_of_images(64, "cpu"), {}
+    [expected], _ = own.compute_gradients(batch)
+    for name, tf32 in (("float32", False), ("tf32", True)):
+        Numerics(False, tf32).apply()
+        algorithm = built(GPU)
+        algorithm.load_gradient_state(own.gradient_state())
+        [found], _ = algorithm.compute_gradients(map_tensors(batch, lambda leaf: leaf.to(GPU)))
+        errors[name] = ((found.cpu() - expected).norm() / expected.norm()).item()
+    assert errors["float32"] < 1e-4, errors
+    return {"relative_errors": errors}
+
+
+def parameters_after_images() -> Any:
+    """Return the parameters on the CPU after a few updates of PPO on images, with deterministic kernels."""
+    import gymnasium
+    from gpu import spaces_of_images
+
+    from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+
+    class Images(gymnasium.Env):  # type: ignore[misc] # the base class may have no types
+        """An environment with random images and episodes of 20 steps."""
+
+        observation_space, action_space = spaces_of_images()
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.step_number = 0
+            return self.image(), {}
+
+        def step(self, action: Any) -> Any:
+            self.step_number += 1
+            return self.image(), float(action == 1), self.step_number == 20, False, {}
+
+        def image(self) -> Any:
+            return self.np_random.integers(0, 256, self.observation_space.shape, self.observation_space.dtype)
+
+    envs = VecEnv.create_factory(Images, vec_env_size=4)
+    scheme = Scheme(
+        PPO.create_factory(num_epochs=2, num_mini_batch=2),
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(16), envs,
+        runtime="simulated", seed=1, device=GPU, deterministic_kernels=True)
+    try:
+        while scheme.version < 8:
+            scheme.step()
+        return scheme.acting_state()["all"].cpu()
+    finally:
+        scheme.stop()
+
+
 # Steps that run other programs
 
 
@@ -239,7 +307,8 @@ STEPS = {
     "compiled_tests": Step(0.3, command=tests_command(COMPILED), figures=tests_figures),
     "failed_capture": Step(0.05, failed_capture),
     "waits": Step(0.05, waits),
-    "benchmark": Step(0.35, command=benchmark_command, figures=benchmark_figures),
+    "exactness": Step(0.05, exactness),
+    "benchmark": Step(0.3, command=benchmark_command, figures=benchmark_figures),
 }
 
 

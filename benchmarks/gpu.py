@@ -172,20 +172,26 @@ def our_steps(scheme: Any) -> Iterator[int]:
 
 def our_updates(algo: dict[str, Any], device: str, sizes: Sizes) -> Iterator[int]:
     """Make updates from one batch of random images, and yield 1 for each."""
-    import torch
-
     from pytorchrl import PPO, OnPolicyActor
-    from pytorchrl.agent.data import Batch
 
     actor = OnPolicyActor.create_factory(*spaces_of_images())(device=device, seed=1)
     algorithm = PPO.create_factory(**algo)(actor=actor, device=device, seed=1)
-    obs, action, logp, value, ret, advantage = random_batch(sizes.learner_batch, device)
-    batch = Batch(obs={"obs": obs}, done=torch.zeros_like(logp, dtype=torch.bool), rhs={}, mask=None, action=action,
-                  valid=None, logp=logp, value=value, ret=ret, advantage=advantage, num_samples=len(obs))
+    batch = batch_of_images(sizes.learner_batch, device)
     while True:
         algorithm.compute_gradients(batch)
         algorithm.apply_gradients()
         yield 1
+
+
+def batch_of_images(size: int, device: str) -> Any:
+    """Return a train batch of PPO with random images."""
+    import torch
+
+    from pytorchrl.agent.data import Batch
+
+    obs, action, logp, value, ret, advantage = random_batch(size, device)
+    return Batch(obs={"obs": obs}, done=torch.zeros_like(logp, dtype=torch.bool), rhs={}, mask=None, action=action,
+                 valid=None, logp=logp, value=value, ret=ret, advantage=advantage, num_samples=size)
 
 
 def random_batch(size: int, device: str) -> tuple[Any, ...]:

@@ -21,10 +21,11 @@ pytestmark = [pytest.mark.gpu,
 def test_steps_that_the_emulated_gpu_can_run_pass_and_the_others_are_named(tmp_path):
     result = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "first_gpu.py", "--emulated", "--minutes", "50", "--logs", tmp_path,
-         "--steps", "machine,failed_capture,waits"], capture_output=True, text=True, check=False,
+         "--steps", "machine,failed_capture,waits,exactness"], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stdout + result.stderr
     *lines, printed = result.stdout.partition("\n{\n")
     assert [line.split(",")[0] for line in lines[0].splitlines()] == [
-        "1/3 machine: passed", "2/3 failed_capture: passed", "3/3 waits: cannot run"]
-    assert [step["result"] for step in json.loads("{" + printed)["steps"]] == ["passed", "passed", "cannot run"]
+        "1/4 machine: passed", "2/4 failed_capture: passed", "3/4 waits: cannot run", "4/4 exactness: passed"]
+    assert [step["result"] for step in json.loads("{" + printed)["steps"]] == [
+        "passed", "passed", "cannot run", "passed"]

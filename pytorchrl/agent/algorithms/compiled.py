@@ -247,6 +247,8 @@ def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequ
         "cpp_wrapper": device.type == "cpu",
         "size_asserts": False,  # not needed, because `_layout` chooses a graph that fits the arguments
     }
+    if torch.are_deterministic_algorithms_enabled() and hasattr(torch._inductor.config, "deterministic"):
+        options["deterministic"] = True  # torch sets this option only in the thread in which they were enabled
     if device.type == "cpu" and _may_replace_products():
         from pytorchrl.agent.algorithms.matrix_products import LargeProducts, onednn_is_faster
 

@@ -45,13 +45,13 @@ class ProcessOptions(Options):
         None, check=check_device, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
     num_threads: int = option(1, low=1, help="Torch threads of every worker, including the learner.")
     deterministic_kernels: bool = option(
-        False, help="Use only kernels that repeat their results bit for bit on a GPU. Some of them are slower, and an "
-        "operation without such a kernel raises an error. This holds for the process of every worker; in your program, "
-        "until the scheme stops. False keeps torch's settings.")
+        False, help="Use only kernels of GPUs that repeat their results bit for bit. Some of them are slower, and an "
+        "operation without such a kernel raises an error. False keeps torch's settings. The option applies to the "
+        "processes of all workers; in your program, until the scheme stops.")
     tf32: bool = option(
-        False, help="Let GPUs round the factors of float32 products and convolutions to TF32, whose relative error is "
-        "up to 0.0005 instead of 6e-8. This saves time on GPUs with a compute capability of 8.0 or higher. False: "
-        "all digits of float32. Both hold for every worker's process; in your program, until the scheme stops.")
+        False, help="Let GPUs round the factors of float32 products and convolutions to TF32, which saves time on GPUs "
+        "with a compute capability of 8.0 or higher. The relative error of a factor is up to 5e-4 instead of 6e-8. "
+        "The option applies to the same processes as deterministic_kernels.")
     seed: int | None = option(
         None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import threading
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytorchrl import (
     A2C,
@@ -269,6 +272,67 @@ def test_gradients_equal_those_of_the_cpu(run, name, microbatch_size):
     [found], found_info = differentiate(algo, worker.batch, microbatch_size, WorkerCounters())
     torch.testing.assert_close(found.cpu(), expected[0].cpu(), rtol=1e-3, atol=1e-5)
     assert math.isclose(found_info["loss"], info["loss"], rel_tol=1e-3, abs_tol=1e-5)
+
+
+class ImageEnv(gymnasium.Env):
+    """An environment with random images and endless episodes; its reward is the action."""
+
+    observation_space, action_space = gymnasium.spaces.Box(0, 255, (4, 36, 36), np.uint8), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        return self.np_random.integers(0, 256, (4, 36, 36), np.uint8), float(action), False, False, {}
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_deterministic_kernels_repeat_a_run_on_images(run, monkeypatch, name):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    envs = VecEnv.create_factory(ImageEnv, vec_env_size=2)
+    algorithm, actor, storage, _ = agent_of(name)
+    actor = actor.cls.create_factory(envs.observation_space, envs.action_space)
+    first, second = (run((algorithm, actor, storage, envs), device=GPU, deterministic_kernels=True).acting_state()
+                     for _ in range(2))
+    assert all(torch.equal(leaf, second[key]) for key, leaf in first.items())
+
+
+# Operations of GPUs for which torch has no deterministic kernel, according to `torch.use_deterministic_algorithms`.
+NOT_DETERMINISTIC = re.compile(
+    "aten::(adaptive_.*_backward|_adaptive_.*_backward|avg_pool3d_backward|fractional_max_pool.*|max_unpool.*|"
+    "upsample_.*_backward|reflection_pad.*_backward|nll_loss.*|_ctc_loss_backward|_embedding_bag.*|put_?|histc|bincount|"
+    "median|grid_sampler_.*_backward|cumsum_?|scatter_reduce_?)")
+
+
+class Refusing(TorchDispatchMode):
+    """Refuses operations on GPUs that torch refuses with deterministic kernels, as an emulated GPU does not."""
+
+    def __torch_dispatch__(self, operation, kinds, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in [result, *args]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda and (
+                    tensor.is_floating_point() or operation._schema.name != "aten::cumsum"):
+                assert not NOT_DETERMINISTIC.fullmatch(operation._schema.name), operation
+        return result
+
+
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+def test_every_algorithm_has_deterministic_kernels(run, monkeypatch, name):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    memory = {"recurrent_net": "gru", "recurrent_size": 8} if name in ON_POLICY else {}
+    with Refusing():
+        assert_learned_on(run(agent_of(name, **memory), device=GPU, deterministic_kernels=True), GPU)
+
+
+def test_operations_without_a_deterministic_kernel_are_found():
+    weight = torch.ones(3, device=GPU, requires_grad=True)
+    with Refusing():
+        (2 * weight).sum().backward()
+        with pytest.raises((AssertionError, RuntimeError), match="cumsum"):
+            weight.detach().cumsum(0)
+        with pytest.raises((AssertionError, RuntimeError), match="upsample"):
+            torch.nn.functional.interpolate(weight.view(1, 1, 3), scale_factor=2, mode="linear").sum().backward()
 
 
 def test_a_gpu_that_torch_lacks_is_reported(run):

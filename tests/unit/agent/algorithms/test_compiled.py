@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +129,25 @@ def test_only_graphs_for_the_cpu_are_compiled_ahead_of_time(monkeypatch, device,
             return SimpleNamespace(fn=lambda: "ahead of time")
     monkeypatch.setattr(torch, "compile", lambda function, **options: Compiled())
     assert _compile_graph(lambda: None, torch.device(device), [])() == expected
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_graphs_are_deterministic_in_every_thread_if_kernels_are(monkeypatch, is_enabled):
+    """Check a thread that did not enable deterministic kernels; torch keeps options of its compiler for each thread."""
+    import torch._inductor.config
+
+    if not hasattr(torch._inductor.config, "deterministic"):
+        pytest.skip("this version of torch has no deterministic mode of the compiler")
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda function, *, options, **others: given.append(options) or function)
+    torch.use_deterministic_algorithms(is_enabled)
+    try:
+        thread = threading.Thread(target=lambda: _compile_graph(lambda: None, torch.device("meta"), []))
+        thread.start()
+        thread.join()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert {options.get("deterministic", False) for options in given} == {is_enabled}
 
 
 def test_compiling_with_memory_is_refused(build):
