@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class Numerics:
         """
         if self.deterministic_kernels:
             _use_deterministic_kernels()
+        _ignore_advice()
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = self.tf32
         for part in _convolutions():
@@ -116,6 +118,7 @@ def _restoring() -> Callable[[], None]:
     Newer versions of torch have two kinds of settings of TF32. If a program has changed those of the new kind only,
     reading those of the old kind raises an error.
     """
+    _ignore_advice()
     num_threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
     kernels = cudnn.benchmark, cudnn.deterministic
     algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
@@ -134,6 +137,14 @@ def _restoring() -> Callable[[], None]:
         for part, precision in newer:
             part.fp32_precision = precision
     return restore
+
+
+def _ignore_advice() -> None:
+    """Ignore a warning of torch 2.9 and some later versions, which recommends to use only settings of the new kind.
+
+    With these settings alone, torch's own compiler raises errors in the same versions.
+    """
+    warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
 
 
 def _read(setting: Callable[[], T]) -> T | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
 import torch
@@ -152,6 +153,19 @@ def test_it_may_be_too_late_for_deterministic_kernels(make, monkeypatch):
     monkeypatch.setenv(WORKSPACE, ":16:8")  # the other value that torch accepts
     make(**BOTH).start()
     assert os.environ[WORKSPACE] == ":16:8"
+
+
+def test_a_warning_against_the_older_kind_of_settings_is_not_shown(make, monkeypatch):
+    """Check with a function that warns like those of torch 2.9; warnings are errors in tests."""
+    set_precision, given = torch.set_float32_matmul_precision, []
+
+    def warn(precision):
+        given.append(precision)
+        warnings.warn("Please use the new API settings to control TF32 behavior, such as", UserWarning, stacklevel=2)
+        set_precision(precision)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", warn)
+    make().start()
+    assert given == ["highest"]
 
 
 NEW_KIND = """
