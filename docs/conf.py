@@ -55,8 +55,8 @@ nitpick_ignore_regex = [
     ("py:.*", r"pytorchrl\.(runtime\.journal|support|"
               r"scheme\.(counters|gradients\.process_group|options|replay\.shard_states|timing|transport\.encoder))\..*"),
     ("py:.*", "Acting|AnyEnv|CollectorSetup|CWorkerRecipe|Compression|Context|Destination|Forwarded|GradientKind|"
-              "GWorkerRecipe|Inference|Json|KeptEnvs|OptionValue|RawSpaces|RecordWriter|RowName|RunRecord|RunState|"
-              "RuntimeKind|Section|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory|"
+              "GWorkerRecipe|Inference|Json|KeptEnvs|Numerics|OptionValue|RawSpaces|RecordWriter|RowName|RunRecord|"
+              "RunState|RuntimeKind|Section|Trial|UpdateStrategy|UserPart|Wanted|[CGR]WorkerSetFactory|"
               "(Actor|Algorithm|Part|(Shard)?Storage)Factory"),
 ]
 napoleon_google_docstring = True
