@@ -127,6 +127,10 @@ struct DeviceGenerator final : c10::GeneratorImpl {
     copy->seed_ = seed_, copy->offset_ = offset_;
     return copy;
   }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    const auto* state = static_cast<const DeviceGenerator*>(other.get());
+    seed_ = state->seed_, offset_ = state->offset_;
+  }
 
  private:
   static constexpr int64_t kStateBytes = 16;

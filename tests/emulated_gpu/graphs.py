@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operations that a GPU cannot do while a graph is recorded, because they wait for a value of the GPU.
+# Operations that a GPU cannot do while a graph is recorded, because their kernels wait for a value of the GPU. Others,
+# see `waits`, wait only with certain arguments.
 WAITING = frozenset(f"aten::{name}" for name in (
-    "_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "unique_dim", "_unique2"))
+    "_local_scalar_dense", "item", "is_nonzero", "nonzero", "argwhere", "masked_select", "equal", "allclose",
+    "bincount", "unique_dim", "unique_dim_consecutive", "unique_consecutive", "_unique", "_unique2",
+    "_linalg_check_errors"))
 COPYING = frozenset(("aten::copy_", "aten::_to_copy", "aten::to"))
 
 
 def replace():
-    """Replace the class `torch.cuda.CUDAGraph`."""
+    """Replace the class `torch.cuda.CUDAGraph`, and functions of its memory."""
     torch.cuda.CUDAGraph = CUDAGraph
+    torch.cuda.graph_pool_handle = functools.partial(next, zip(itertools.repeat(0), itertools.count(1)))
+    torch._C._cuda_endAllocateToPool = _end_allocation
     torch._C._host_emptyCache = lambda: None
 
 
@@ -65,8 +73,12 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
         kwargs, name = kwargs or {}, function._schema.name
+        with self:  # in inference mode, operations that consist of others arrive here as a whole
+            result = function.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         given = _tensors_in((args, kwargs))
-        if name in WAITING and given[0].is_cuda:
+        if given and given[0].is_cuda and waits(name, args, kwargs):
             self._refuse(f"{name} waits for the GPU")
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Generator) and not self._has(leaf):
@@ -101,6 +113,25 @@ class Capture(TorchDispatchMode):
         after = [own.get_offset() for own, _ in self._states]
         generator.set_offset(offset)
         return before != after
+
+
+def waits(name, args, kwargs):
+    """Return whether the kernel of an operation on GPUs waits, according to the sources of torch."""
+    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
+        indices = _tensors_in(args[1])
+        is_masked = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+        return is_masked and not (len(indices) == 1 and name != "aten::index" and args[2].is_cpu)
+    if name in ("aten::masked_fill", "aten::masked_fill_", "aten::index_fill", "aten::index_fill_"):
+        return isinstance(args[-1], torch.Tensor) and args[-1].is_cuda
+    if name == "aten::repeat_interleave":
+        return "output_size" not in kwargs
+    if name == "aten::histc":
+        return len(args) < 4 or args[2] == args[3]
+    return name in WAITING
+
+
+def _end_allocation(device, pool):
+    raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
 
 
 def _tensors_in(tree):

@@ -7,6 +7,7 @@ other threads, so this module records the graphs itself.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,11 +29,32 @@ R = TypeVar("R")
 _NUM_WARM_UP_CALLS = 3
 # Largest number of graphs of a function; each graph is for different shapes of the arguments.
 _MAX_GRAPHS = 8
-# Operations whose results depend on values of tensors, for which the program waits.
-_WAITING = frozenset(f"aten::{name}" for name in (
-    "_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"))
+# torch marks most operations that wait for a value of the GPU with one of these tags.
+_TAGS = frozenset({"data_dependent_output", "dynamic_output_shape", "cudagraph_unsafe"})
+# Operations that copy single numbers between devices; in others, a number of the CPU is an argument of the kernel.
+_COPIES = frozenset({"aten::_to_copy", "aten::copy_", "aten::copy"})
 # guards the global generator of a device, which all recordings use: only one thread records at a time
 _RECORDING = threading.Lock()
+
+
+class _StreamsOfThread(threading.local):
+    """The stream of each device on which a thread records.
+
+    Graphs share the memory of their pool, and the workspaces of cuBLAS, only if they are recorded on the same stream.
+    Graphs of two threads must not share them, because the threads may launch their graphs at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def of(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the calling thread's stream of a device."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+_STREAMS = _StreamsOfThread()
 
 
 class CudaRecorder:
@@ -47,7 +69,8 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
         self.device, self._generator = device, generator
-        self._first: torch.cuda.CUDAGraph | None = None
+        # This is safe although graphs overwrite each other's memory, because graphs run in turn and results are copied.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, function: Callable[[], R]) -> tuple[R, Callable[[], None]]:
         """Record the kernels that `function` launches.
@@ -57,22 +80,28 @@ class CudaRecorder:
             from the same memory as before, and overwrite the result.
 
         Raises:
-            RuntimeError: The function does something that cannot be recorded, such as waiting for a result.
+            RuntimeError: The function does something that cannot be recorded, such as waiting for a result. The calling
+                thread can then launch kernels and draw random numbers as before.
         """
-        graph, pool = torch.cuda.CUDAGraph(), None if self._first is None else self._first.pool()
+        graph = torch.cuda.CUDAGraph()
+        state = None if self._generator is None else self._generator.clone_state()
         if self._generator is not None:
             graph.register_generator_state(self._generator)
         with _RECORDING, torch.cuda.device(self.device):
-            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            before = torch.cuda.current_stream(self.device)
+            before = torch.cuda.current_stream()
             try:
                 # "thread_local", because other threads may allocate memory on the device during the recording
-                with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, self._pool, _STREAMS.of(self.device), capture_error_mode="thread_local"):
                     result = function()
-            finally:
-                torch.cuda.set_stream(before)  # if recording fails, torch leaves the other stream in use
-        # Later graphs share the pool of the first. This is safe, because graphs run in turn and results are copied.
-        self._first = self._first or graph
+            except BaseException:
+                # torch leaves the other stream in use; torch 2.11 also the pool, in which it would keep all memory that
+                # other streams have used, and the generator, which would then refuse to draw
+                torch.cuda.set_stream(before)
+                with contextlib.suppress(RuntimeError):  # the pool is not in use
+                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+                if self._generator is not None and state is not None:
+                    self._generator.graphsafe_set_state(state)
+                raise
         return result, graph.replay
 
 
@@ -86,20 +115,50 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: torch._ops.OpOverload, types: Sequence[type],
                            args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None) -> object:
+        with self:  # In inference mode, operations that consist of others arrive here as a whole.
+            result = operation.decompose(*args, **(kwargs or {}))
+        if result is not NotImplemented:
+            return result
         result = operation(*args, **(kwargs or {}))
         name = operation._schema.name
-        devices = {leaf.device.type for leaf in pytree.tree_leaves((args, kwargs, result))
-                   if isinstance(leaf, Tensor) and (leaf.dim() > 0 or leaf.device.type == self._device.type)}
-        if self.found is None and self._device.type in devices and (name in _WAITING or len(devices) > 1):
+        devices = {leaf.device.type for leaf in pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)
+                   and (leaf.dim() > 0 or leaf.device.type == self._device.type or name in _COPIES)}
+        if self.found is None and self._device.type in devices and (
+                len(devices) > 1 or self._waits(operation, args, kwargs or {})):
             self.found = name
         return result
+
+    def _waits(self, operation: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+        """Return whether an operation on tensors of the device waits for one of their values."""
+        declared = operation._schema.arguments
+        given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+        given |= dict(zip([argument.name for argument in declared], args, strict=False)) | dict(kwargs)
+        match operation._schema.name.removeprefix("aten::").strip("_"):
+            case "index" | "index_put" | "index_put_impl" as name:
+                indices = [index for index in pytree.tree_leaves(given["indices"]) if isinstance(index, Tensor)]
+                # `masked_fill` writes a number that the program knows, so nobody need count the places
+                is_fill = len(indices) == 1 and name != "index" and self._is_known(given["values"])
+                return not is_fill and any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+            case "masked_fill" | "index_fill":
+                return not self._is_known(given["value"])
+            case "histc":  # computes the range that is not given
+                return given["min"] == given["max"]
+            case "repeat_interleave":
+                return given["output_size"] is None
+            case "linalg_check_errors":
+                return True
+        return any(tag.name in _TAGS for tag in operation.tags)
+
+    def _is_known(self, value: object) -> bool:
+        """Return whether the program knows a value without waiting for the device."""
+        return not isinstance(value, Tensor) or value.device.type != self._device.type
 
 
 class Recorded:
     """A function whose kernels are recorded after it has been called a few times with arguments of the same shapes.
 
-    Later calls with these shapes launch the recorded kernels. If recording fails, a warning says why, and no
-    further shapes are recorded. Calls with shapes that are not recorded run the function itself.
+    Later calls with these shapes launch the recorded kernels. If recording fails, a warning says why, and all later
+    calls run the function itself, as do calls with shapes that are not recorded.
 
     Args:
         function: A function that computes tensors from its arguments and from memory at fixed addresses. After it has
@@ -158,6 +217,7 @@ class Recorded:
 
     def _fail(self, reason: str) -> None:
         self._has_failed = True
+        self._graphs.clear()  # After a failed recording, they may draw the same random numbers as other calls.
         logger.warning("compile=True launches kernels one at a time, which is slower, because they could not be "
                        "recorded into a CUDA graph: %s", reason)
 

@@ -123,9 +123,9 @@ def test_a_function_that_cannot_be_recorded_is_called_as_before(recorder, caplog
 
 
 @pytest.mark.parametrize(("function", "operation"), [
-    (lambda x: x * x.sum().item(), "aten::_local_scalar_dense"), (lambda x: x[x > 0].sum() + x.nonzero().sum(),
-                                                                 "aten::nonzero"),
-    (lambda x: x.to("meta"), "aten::_to_copy")], ids=["item", "nonzero", "copy"])
+    (lambda x: x * x.sum().item(), "aten::_local_scalar_dense"), (lambda x: x[x > 0], "aten::index"),
+    (lambda x: x.to("meta"), "aten::_to_copy"), (lambda x: x.masked_fill(x > 0, x.sum()), "aten::masked_fill")],
+    ids=["item", "mask", "copy", "fill"])
 def test_a_function_that_waits_is_never_recorded(recorder, caplog, function, operation):
     """Check that the recording is not even begun, because one that fails may leave memory and generators unusable."""
     watched, compiled = Recorded(function, recorder), Recorded(function, AgainRecorder(), is_compiled=True)
@@ -200,43 +200,66 @@ def test_compiled_gradients_can_be_recorded(build, collect, made_up_steps, trace
     assert recorders[0].num_replays == 5
 
 
-def test_a_gpu_records_on_a_stream_of_its_own(monkeypatch):
-    """Check the calls of torch's interface for graphs, which only a GPU provides."""
-    calls = []
+class Graph:
+    """A graph that notes which methods are called."""
 
-    class Graph:
-        def register_generator_state(self, generator):
-            calls.append(("generator", generator))
+    def __init__(self):
+        self.calls = Graph.made
 
-        def pool(self):
-            return (0, 1)
+    def register_generator_state(self, generator):
+        self.calls.append(("generator", generator))
 
-        def replay(self):
-            calls.append("replay")
+    def replay(self):
+        self.calls.append("replay")
+
+
+class Generator:
+    """A generator that notes to which state it is set."""
+
+    def clone_state(self):
+        return "state"
+
+    def graphsafe_set_state(self, state):
+        Graph.made.append(state)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return a list with the calls of torch's interface for graphs, which only a GPU provides."""
+    found = Graph.made = []
 
     class Context:
         def __init__(self, *args, **kwargs):
-            calls.append((*args[1:2], *args[2:], *kwargs.values()))
+            found.append((*args[1:], *kwargs.values()))
 
         def __enter__(self):
-            calls.append("begin")
+            found.append("begin")
 
         def __exit__(self, *error):
-            calls.append("end")
-    for name, part in {"CUDAGraph": Graph, "graph": Context, "Stream": lambda device: "stream",
-                       "current_stream": lambda device: "usual", "set_stream": calls.append,
-                       "device": lambda device: torch.device("cpu")}.items():
+            found.append("end")
+    for name, part in {"CUDAGraph": Graph, "graph": Context, "Stream": lambda device: f"stream of {device}",
+                       "current_stream": lambda: "usual", "set_stream": found.append, "current_device": lambda: 1,
+                       "graph_pool_handle": lambda: "pool", "device": lambda device: torch.device("cpu")}.items():
         monkeypatch.setattr(f"torch.cuda.{name}", part)
-    generator = torch.Generator()
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *args: found.append(args), raising=False)
+    monkeypatch.setattr(cuda_graphs, "_STREAMS", cuda_graphs._StreamsOfThread())
+    return found
+
+
+def test_a_gpu_records_on_a_stream_of_its_own(calls):
+    generator = Generator()
     recorder = cuda_graphs.CudaRecorder(torch.device("cuda:1"), generator)
     for _ in range(2):
         result, replay = recorder.record(lambda: calls.append("function") or 7)
         replay()
         assert result == 7
-    common = ["begin", "function", "end", "usual", "replay"]
-    assert calls == [("generator", generator), (None, "stream", "thread_local"), *common,
-                     ("generator", generator), ((0, 1), "stream", "thread_local"), *common]
-    calls.clear()
+    assert calls == [("generator", generator), ("pool", "stream of cuda:1", "thread_local"), "begin", "function", "end",
+                     "replay"] * 2
+
+
+def test_a_failed_recording_restores_what_torch_leaves(calls):
+    """Check that stream, pool and generator are restored; the pool and the generator remain in use in torch 2.11."""
+    recorder = cuda_graphs.CudaRecorder(torch.device("cuda:1"), Generator())
     with pytest.raises(ZeroDivisionError):
         recorder.record(lambda: 1 / 0)
-    assert calls[2:] == ["begin", "end", "usual"]
+    assert calls[2:] == ["begin", "end", "usual", (1, "pool"), "state"]
