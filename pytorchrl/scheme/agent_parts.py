@@ -12,6 +12,8 @@ from torch import nn
 
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.compiled import MEMORY_NEEDS_GPU
+from pytorchrl.agent.algorithms.precision import policies_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.single import MAKE_ONE, GivenEnv
@@ -20,6 +22,7 @@ from pytorchrl.agent.fit import check_fit, learned_kind, provided_kind
 from pytorchrl.agent.options import Factory, PartFactory
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
+from pytorchrl.scheme.devices import CPU
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.replay import SPLITS_SEQUENCES
@@ -63,7 +66,7 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
     fit = problems_in(check_fit, agent.algo_factory, agent.actor_factory, agent.storage_factory,
                       agent.train_envs_factory.num_envs)
     return [*fit, *_given_env_problems(agent, settings), *_space_problems(agent), *_sequence_problems(agent, settings),
-            *_kept_problems(agent, settings), *_batch_problems(agent, settings),
+            *_kept_problems(agent, settings), *_batch_problems(agent, settings), *_memory_problems(agent, settings),
             *_inference_problems(agent, settings), *_pickle_problems(agent, settings)]
 
 
@@ -158,6 +161,19 @@ def _kept_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         if name in names:
             yield Problem(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded, but "
                           f"{keeper} stores them and samples from them", f"leave {name} out", (name,))
+
+
+def _memory_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
+    """Refuse `compile=True` for an actor with memory whose gradients are computed on the CPU."""
+    device = settings.process.device
+    if settings.has_parallel_gradients:
+        device = settings.gradients.grad_device or device
+    actors = policies_of(agent.actor_factory)
+    compiled = [actors[policy] for policy, own in policies_of(agent.algo_factory).items()
+                if getattr(own.options, "is_compiled", False)]
+    if (device or CPU) == CPU and any(
+            hasattr(actor.cls, "has_memory") and actor.cls.has_memory(actor.options) for actor in compiled):
+        yield MEMORY_NEEDS_GPU
 
 
 def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:

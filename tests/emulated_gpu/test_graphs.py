@@ -61,18 +61,6 @@ NOT_WAITING = {
 }
 
 
-@pytest.fixture
-def recordings(monkeypatch):
-    """Return a list with an entry for each recording that is begun."""
-    begun, record = [], cuda_graphs.CudaRecorder.record
-
-    def counted(recorder, function):
-        begun.append(function)
-        return record(recorder, function)
-    monkeypatch.setattr(cuda_graphs.CudaRecorder, "record", counted)
-    return begun
-
-
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(("function", "is_recorded"), [

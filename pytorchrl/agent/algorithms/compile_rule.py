@@ -50,7 +50,8 @@ def is_worth_compiling(agent: Agent, shape: Callable[[], BatchShape], target_ste
     if num_updates(algorithm, shape(), target_steps) <= break_even:
         return False
     extractor = getattr(actor.options, "feature_extractor", None)
-    if callable(extractor) or any(map(is_image, agent.train_envs_factory.observation_space.values())):
+    has_memory = bool(actor.cls.has_memory(actor.options))
+    if has_memory or callable(extractor) or any(map(is_image, agent.train_envs_factory.observation_space.values())):
         return False
     try:
         check_fit(algorithm.with_options(compile=True), actor, agent.storage_factory)

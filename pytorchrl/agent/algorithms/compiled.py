@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import ParamSpec, TypeVar, cast
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.data import Batch, LossParameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
+from pytorchrl.support.problems import error_of
 from pytorchrl.support.untyped import FieldValue
 
 P = ParamSpec("P")
@@ -26,6 +28,11 @@ Fields = tuple[FieldValue, ...]
 GradientFunction = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 GradientsFunction = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
 
+MEMORY_NEEDS_GPU = Problem(
+    "compile=True with an actor with memory is for gradients on a GPU, which runs all steps of a sequence as one graph",
+    "set compile=False or recurrent_net=None, or compute gradients on a GPU", ("compile", "recurrent_net"))
+
+_NOT_FOR_LOSSES = frozenset({"ids", "num_samples", "num_new_samples", "last"})
 _is_training = operator.attrgetter("training")
 
 
@@ -55,7 +62,7 @@ class CompiledGradient:
     """
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
-                 device: torch.device) -> None:
+                 device: torch.device, *, has_memory: bool = False) -> None:
         """Prepare the gradient of `loss(batch, parameters, weights)`; see `OnPolicyAlgorithm.loss` for the arguments.
 
         Args:
@@ -63,8 +70,10 @@ class CompiledGradient:
             params: The network parameters with respect to which the gradient is computed.
             network: The network that the loss uses.
             device: Device of the network.
+            has_memory: Whether the network has memory; see `_graph_of`.
         """
         self._loss, self._params, self._modules = loss, params, list(network.modules())
+        self._has_memory = has_memory
         self._graphs: dict[Hashable, GradientFunction] = {}
         self._values = Constants(device)
 
@@ -90,8 +99,7 @@ class CompiledGradient:
                 vector = _flat_gradient(loss, self._params)
                 return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
             device, resized = weights.device, [leaf for leaf in leaves if leaf is not None]
-            self._graphs[key] = recorded(
-                _compile_graph(gradient, device, resized, tensors, values, weights), device, is_compiled=True)
+            self._graphs[key] = _graph_of(gradient, self._has_memory, device, resized, tensors, values, weights)
         return self._graphs[key](tensors, values, weights)
 
 
@@ -102,16 +110,18 @@ class CompiledLosses:
     """
 
     def __init__(self, losses: LossesFunction, groups: Mapping[str, Sequence[nn.Parameter]],
-                 networks: Iterable[nn.Module]) -> None:
+                 networks: Iterable[nn.Module], *, has_memory: bool = False) -> None:
         """Prepare the gradients of the losses that `losses(batch, noise)` returns.
 
         Args:
             losses: Function that returns the same values as `ReplayAlgorithm.losses`, and takes all noise from `noise`.
             groups: For each group, the parameters over which its loss is minimized.
             networks: All networks that the losses use.
+            has_memory: Whether the networks have memory; see `_graph_of`.
         """
-        self._losses, self._groups = losses, groups
+        self._losses, self._groups, self._has_memory = losses, groups, has_memory
         self._modules = [module for network in networks for module in network.modules()]
+        self._names: tuple[str, ...] = ()  # names of the batch's fields that losses use
         self._graphs: dict[Hashable, GradientsFunction] = {}
 
     def __call__(self, batch: ReplayBatch, draws: list[Tensor],
@@ -119,7 +129,7 @@ class CompiledLosses:
         """Compute the gradients of the losses over a batch.
 
         Args:
-            batch: B transitions.
+            batch: B transitions, or sequences of a network with memory.
             draws: The noise of the losses, in the order in which the losses use it.
             due: The groups whose losses are differentiated and returned; the gradients of other groups are 0.
 
@@ -130,15 +140,15 @@ class CompiledLosses:
         Raises:
             ConfigError: This machine cannot compile the losses.
         """
-        tensors = (batch.obs, batch.action, batch.ret, batch.discount, batch.next_obs, batch.weight, batch.mask,
-                   batch.next_mask)
-        leaves = [*batch.obs.values(), *batch.next_obs.values(), *tensors[1:4], *tensors[5:]]
-        key = (due, batch.ret.shape[0], _layout(leaves), _modes(self._modules))
+        if not self._names:
+            self._names = tuple(field.name for field in fields(batch) if field.name not in _NOT_FOR_LOSSES)
+        names, kind = self._names, type(batch)
+        tensors = tuple([getattr(batch, name) for name in names])
+        leaves = [leaf for part in tensors for leaf in (part.values() if isinstance(part, dict) else (part,))]
+        key = (due, batch.ret.shape, _layout(leaves), _modes(self._modules))
         if key not in self._graphs:
             def gradients(tensors: Fields, draws: list[Tensor]) -> tuple[list[Tensor], Tensor, Tensor]:
-                obs, action, ret, discount, next_obs, weight, mask, next_mask = tensors
-                batch = ReplayBatch(
-                    obs, action, ret, discount, next_obs, weight, cast("Tensor", None), mask, next_mask)
+                batch = kind(**dict(zip(names, tensors, strict=True)), ids=cast("Tensor", None))
                 losses, measures, errors = self._losses(batch, DrawnNoise(draws))
                 losses = {name: loss for name, loss in losses.items() if name in due}
                 vectors = [
@@ -148,9 +158,7 @@ class CompiledLosses:
                 values = [value.detach() for value in (*losses.values(), *measures.values())]
                 norms = [torch.linalg.vector_norm(vector) for vector in vectors]
                 return vectors, torch.stack([*values, *norms]), errors.detach()
-            device = batch.ret.device
-            self._graphs[key] = recorded(
-                _compile_graph(gradients, device, [], tensors, draws), device, is_compiled=True)
+            self._graphs[key] = _graph_of(gradients, self._has_memory, batch.ret.device, [], tensors, draws)
         return self._graphs[key](tensors, draws)
 
 
@@ -199,18 +207,32 @@ def _flat_gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
                       for param in params])
 
 
-def _layout(leaves: Iterable[Tensor | None]) -> Hashable:
+def _layout(leaves: Iterable[Tensor | int | None]) -> Hashable:
     """Return a key that is equal for all batches that one compiled graph supports, except for their numbers of rows.
 
     The key contains the strides of the tensors, not their shapes: the strides of a contiguous tensor determine the
     sizes of all axes except the first.
     """
-    return tuple([None if leaf is None else (leaf.dtype, leaf.stride()) for leaf in leaves])
+    return tuple([(leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves])
 
 
 def _modes(modules: Iterable[nn.Module]) -> Hashable:
     """Return a key of the modules' modes (training or evaluation); each compiled graph is valid for only one key."""
     return tuple(map(_is_training, modules))
+
+
+def _graph_of(function: Callable[P, R], has_memory: bool, device: torch.device, resized: Sequence[Tensor],
+              *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
+    """Return a function that launches the operations of `function` as one graph; see `_compile_graph`.
+
+    A compiler would unroll memory over the steps of a sequence, which takes minutes. Therefore, the kernels of networks
+    with memory are recorded as they are, which is possible only on a GPU.
+    """
+    if not has_memory:
+        return recorded(_compile_graph(function, device, resized, *args, **kwargs), device, is_compiled=True)
+    if device.type != "cuda":
+        raise error_of([MEMORY_NEEDS_GPU])
+    return recorded(function, device)
 
 
 def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequence[Tensor], *args: P.args,

@@ -39,7 +39,7 @@ from pytorchrl.agent.data import (
     RolloutData,
 )
 from pytorchrl.agent.names import checked_names
-from pytorchrl.agent.options import AgentOptions, Factory, option
+from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import brief_errors
@@ -119,7 +119,8 @@ class OnPolicyAlgorithm(Algorithm):
             if options.is_compiled:  # otherwise, torch computes the values
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
-            self._evaluate_loss, self._flat.params, self.actor, self.device) if options.is_compiled else None
+            self._evaluate_loss, self._flat.params, self.actor, self.device,
+            has_memory=self.actor.is_recurrent) if options.is_compiled else None
         # A user's `act` is not recorded as a CUDA graph, which would not repeat side effects such as counting calls.
         is_recorded = options.is_compiled and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
         self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
@@ -135,18 +136,6 @@ class OnPolicyAlgorithm(Algorithm):
         # If `mini_batch_size` is not None, the storage derives `num_mini_batch` from it.
         self.mini_batch_size: int | None = options.mini_batch_size
         self.advantage_normalization = options.advantage_normalization
-
-    @classmethod
-    @override
-    def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other.
-
-        `compile=True` contradicts an actor with memory.
-        """
-        if agent.algorithm.is_compiled and agent.has_memory:
-            return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
-                    "of a sequence; set compile=False or recurrent_net=None")
-        return super().contradiction(agent)
 
     # Acting
 
@@ -300,7 +289,7 @@ class OnPolicyAlgorithm(Algorithm):
         """Compute the gradient of the loss over a batch.
 
         Raises:
-            ConfigError: `compile=True`, but this machine cannot compile.
+            ConfigError: `compile=True`, but this machine cannot compile, or the actor has memory and is on the CPU.
             ContractError: A method of a subclass, of the actor or of the storage returned a value of the wrong type or
                 shape; only the first batch is checked.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, cast
@@ -25,7 +25,7 @@ from pytorchrl.agent.contracts import check_choice, check_losses, check_target_g
 from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
-from pytorchrl.agent.options import AgentOptions, option
+from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem
@@ -109,25 +109,14 @@ class ReplayAlgorithm(Algorithm):
         self._is_choice_checked = self._is_loss_checked = False
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
-            [self.actor, *self.targets.values()]) if options.is_compiled else None
+            [self.actor, *self.targets.values()],
+            has_memory=bool(getattr(self.actor, "is_recurrent", False))) if options.is_compiled else None
         self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; the copy's `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
-        # Maps (size of a batch, groups to update) to the shapes of the noise that the losses draw for such a batch, and
-        # to the names of the losses and measures.
-        self._plans: dict[tuple[int, tuple[str, ...]], tuple[list[torch.Size], list[str]]] = {}
+        # Maps the key of a batch and of the groups to update to the shapes of the noise that the losses draw for such a
+        # batch, and to the names of the losses and measures.
+        self._plans: dict[Hashable, tuple[list[torch.Size], list[str]]] = {}
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
-
-    @classmethod
-    @override
-    def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if options contradict each other.
-
-        Losses cannot be compiled with an actor that has memory.
-        """
-        if agent.algorithm.is_compiled and agent.has_memory:
-            return ("compile=True needs an actor without memory, because with memory the graph grows with the length "
-                    "of a sequence; set compile=False")
-        return super().contradiction(agent)
 
     @override
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -249,11 +238,12 @@ class ReplayAlgorithm(Algorithm):
             numbers, and `errors`: the absolute TD errors (B,) float32 on the CPU, from which priorities are computed.
 
         Raises:
+            ConfigError: `compile=True`, but this machine cannot compile, or the actor has memory and is on the CPU.
             ContractError: `losses` of a subclass returned values of the wrong type or shape; only the first batch is
                 checked.
         """
         due = tuple([name for name in self.groups if not self.applies_at_once or self.is_due(name)])
-        if self._compiled is not None and (batch.ret.shape[0], due) not in self._plans:
+        if self._compiled is not None and _plan_key(batch, due) not in self._plans:
             # Discard the result: a resumed run has no plans yet, but must compute the same gradients.
             state = self.update_generator.get_state()
             with self.mode.learning(self.update_generator):
@@ -301,7 +291,7 @@ class ReplayAlgorithm(Algorithm):
         losses = {name: loss for name, loss in losses.items() if name in due}
         self._names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
         if recorder is not None:
-            self._plans[batch.ret.shape[0], due] = recorder.shapes, self._names
+            self._plans[_plan_key(batch, due)] = recorder.shapes, self._names
         for name, loss in losses.items():
             torch.autograd.backward(loss, inputs=self.groups[name].trained)
         return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
@@ -311,7 +301,7 @@ class ReplayAlgorithm(Algorithm):
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
         """Return the result of `_uncompiled_gradients`, with the norms of the gradients appended to the losses."""
-        shapes, self._names = self._plans[batch.ret.shape[0], due]
+        shapes, self._names = self._plans[_plan_key(batch, due)]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
             self._twin = copy.copy(self)
@@ -418,3 +408,8 @@ class ReplayAlgorithm(Algorithm):
             yield f"target_{name}", self._target_vectors[name].data
             for key in self._target_buffers[name]:
                 yield f"target_{name}.{key}", target.get_buffer(key)
+
+
+def _plan_key(batch: ReplayBatch, due: tuple[str, ...]) -> Hashable:
+    """Return what the noise of losses depends on: the shapes of the batch, and the groups to update."""
+    return batch.ret.shape, *[leaf.shape for leaf in batch.obs.values()], due

@@ -272,7 +272,7 @@ def scheme_of(algorithm, actor, storage, envs, **settings):
 @pytest.mark.parametrize("settings", [{}, {"num_grad_workers": 2, "num_col_workers": 2}], ids=["one process", "on Ray"])
 @pytest.mark.parametrize(("algorithm", "algo", "actor", "storage", "text"), [
     (PPO, {"compile": True, "num_mini_batch": 1}, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8),
-     "compile=True needs an actor without memory"),
+     "compile=True with an actor with memory is for gradients on a GPU"),
     (PPO, {}, {}, GAEBuffer.create_factory(8, sequence_length=4), "sequence_length=4 needs an actor with memory"),
     (PPO, {"num_mini_batch": 3}, {"recurrent_net": "lstm"}, GAEBuffer.create_factory(8),
      "2 environments yield 2 sequences per rollout, which is fewer than num_mini_batch=3"),
@@ -300,8 +300,8 @@ def test_a_target_entropy_from_the_number_of_actions_is_refused_over_a_box():
 
 def test_all_contradictions_are_reported_at_once():
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
-    with pytest.raises(ConfigError, match=r"compile=True needs an actor without memory.*\n- mini_batch_size=3 is less "
-                                          r"than a sequence"):
+    with pytest.raises(ConfigError, match=r"mini_batch_size=3 is less than a sequence.*\n- compile=True with an actor "
+                                          r"with memory is for gradients on a GPU"):
         scheme_of(PPO, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8), envs,
                   algo={"compile": True, "mini_batch_size": 3})
 

@@ -12,6 +12,7 @@ import torch
 
 from pytorchrl.agent.algorithms import A2C, APPO, PPO
 from pytorchrl.agent.algorithms.compiled import _compile_graph
+from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
 # Torch emits this warning when its compiler is imported.
@@ -150,9 +151,12 @@ def test_graphs_are_deterministic_in_every_thread_if_kernels_are(monkeypatch, is
     assert {options.get("deterministic", False) for options in given} == {is_enabled}
 
 
-def test_compiling_with_memory_is_refused(build):
-    with pytest.raises(ConfigError, match="without memory"):
-        build(PPO, compile=True, actor={"recurrent_net": "gru"})
+def test_gradients_with_memory_are_compiled_only_on_a_gpu(build):
+    """Check the error of an algorithm on the CPU, which may still act for a learner with a GPU."""
+    algorithm = build(PPO, compile=True, actor={"recurrent_net": "gru"}).algorithm
+    batch = algorithm.example_batch(BatchShape(2, 3))
+    with pytest.raises(ConfigError, match=r"actor with memory is for gradients on a GPU.*recurrent_net=None"):
+        algorithm.compute_gradients(batch)
 
 
 def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up_steps, monkeypatch):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor
-from pytorchrl.agent.algorithms import DQN, SAC, TD3, compiled
+from pytorchrl.agent.algorithms import DQN, R2D2, SAC, TD3, compiled
+from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from tests.unit.agent.algorithms.test_replay_losses import BOX, DISCRETE, make, make_batch
@@ -191,10 +191,10 @@ def test_a_type_error_of_the_losses_is_not_replaced():
         make(Broken, OffPolicyActor, BOX, compile=True).compute_gradients(make_batch(False))
 
 
-def test_compiling_with_memory_is_refused():
-    options = DQN.create_factory(compile=True).options
-    agent = SimpleNamespace(algorithm=options, has_memory=True)
-    assert "compile=True needs an actor without memory" in DQN.contradiction(agent)
+def test_losses_with_memory_are_compiled_only_on_a_gpu():
+    algorithm = make(R2D2, QActor, DISCRETE, {"recurrent_net": "gru"}, compile=True)
+    with pytest.raises(ConfigError, match="actor with memory is for gradients on a GPU"):
+        algorithm.compute_gradients(algorithm.example_batch(BatchShape(2, 3)))
 
 
 def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_modes(monkeypatch):
