@@ -11,14 +11,17 @@ from pytorchrl.errors import DeviceError
 CPU, CUDA = "cpu", "cuda"
 
 
-def check_device(device: object, gpus: Sequence[int] | None = None, name: str = "device") -> str:
+def check_device(device: object, gpus: Sequence[int] | None = None, name: str = "device",
+                 number: int | None = None) -> str:
     """Return the full name of a device, such as "cuda:0"; raise an error if this process cannot use the device.
 
     Args:
-        device: "cpu", "cuda:k" (GPU k of torch), "cuda" (the current GPU, or the first GPU assigned to the worker), or
-            None for "cpu".
+        device: "cpu", "cuda:k" (GPU k of torch), "cuda", or None for "cpu". "cuda" is the first GPU assigned to the
+            worker, if any are assigned to it; otherwise, remote workers take turns among all GPUs, and the learner uses
+            the current GPU.
         gpus: Indices of the GPUs assigned to the calling worker; None: all GPUs that torch sees.
         name: Name of the option, for error messages.
+        number: Number of the remote worker among all workers of its kind, counted from 0; None: the learner.
 
     Returns:
         "cpu" or "cuda:k".
@@ -31,7 +34,9 @@ def check_device(device: object, gpus: Sequence[int] | None = None, name: str = 
     own = range(torch.cuda.device_count()) if gpus is None else gpus
     seen = [CPU, *(f"cuda:{gpu}" for gpu in own)]
     if device == CUDA and own:
-        return f"cuda:{torch.cuda.current_device() if gpus is None else own[0]}"
+        if gpus is not None:
+            return f"cuda:{own[0]}"
+        return f"cuda:{torch.cuda.current_device() if number is None else number % len(own)}"
     if not isinstance(device, str) or device not in seen:
         raise DeviceError(f"{name} must be one of the devices visible to torch, {seen}, got {device!r}; "
                           f"{_remedy(device, gpus)}")

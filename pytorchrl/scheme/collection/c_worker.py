@@ -170,7 +170,7 @@ class CWorker(Worker):
         context = context or Context()
         super().__init__(index_worker, context.num_threads, context.numerics)
         runtime, incarnation = context.runtime, context.incarnation
-        device = check_device(device, runtime.own_gpus(), "col_device")
+        device = check_device(device, runtime.own_gpus(), "col_device", recipe.place_of(index_parent, index_worker)[0])
         path, envs = (index_parent, index_worker, incarnation), recipe.train_envs_factory
         self.index_parent, self.num_envs = index_parent, envs.num_envs
         self.actor = recipe.actor_factory(device=device, seed=derive_seed(recipe.seed, Stream.INIT))

@@ -74,8 +74,11 @@ class CWorkerSet(WorkerSet[CWorker]):
         is_central = options.infers_centrally and parallel and asynchronous
         has_twin = asynchronous and not parallel
         gpus = runtime.own_gpus()  # GPUs of this process; each remote worker determines its own GPUs
-        local_device = check_device(local_device, gpus, "grad_device" if index_parent else "device")
-        col_device = check_device(options.col_device, gpus, "col_device") if has_twin else options.col_device
+        number = index_parent - 1 if index_parent else None
+        local_device = check_device(local_device, gpus, "grad_device" if index_parent else "device", number)
+        col_device = options.col_device
+        if has_twin or (is_central and col_device is not None):  # the actor is in the gradient worker's process
+            col_device = check_device(col_device, gpus, "col_device", number)
         num_remote = 0 if not collects else factory.num_workers_of(index_parent) if parallel else int(has_twin)
         role = Role.LEARNER if collects and not parallel and not asynchronous else Role.SERVER
         if is_central:
@@ -95,7 +98,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         self.inference: Inference | None = None
         if is_central and num_remote:
             actor = CWorker(
-                1, factory, index_parent, role=Role.SERVER, device=options.col_device or local_device,
+                1, factory, index_parent, role=Role.SERVER, device=col_device or local_device,
                 context=replace(context, runtime=runtime.in_process(), num_threads=None, journal=None))
             self.inference = Inference(
                 actor, lambda place: actor.new_builder((index_parent, 1 + place, self.incarnation(place))),

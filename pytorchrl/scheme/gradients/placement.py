@@ -89,8 +89,8 @@ class Placement:
     def devices(self) -> dict[str, str]:
         """Return the devices of remote gradient workers ("grad") and of collection workers with an actor ("col").
 
-        For workers on Ray, "cuda" stands for the GPU that Ray assigns to the worker. For workers in this process, the
-        GPU's number is added, as in "cuda:0".
+        For workers on Ray, "cuda" stands for the GPU that Ray assigns to the worker. For other remote workers, "cuda"
+        stands for all GPUs, among which the workers take turns; see `check_device`.
 
         Raises:
             DeviceError: This process lacks a device that its workers would use.
@@ -102,8 +102,11 @@ class Placement:
         col = self.collection.col_device or (at_learner if self._acts_at_learner else CPU)
         col_is_here = not self.on_ray or not (
             self.gradients.is_parallel or (self.collection.is_parallel and not self._acts_at_learner))
-        return {"grad": grad if self.on_ray else check_device(grad, name="grad_device"),
-                "col": check_device(col, name="col_device") if col_is_here else col}
+        if not self.on_ray:
+            check_device(grad, name="grad_device")
+        if col_is_here:
+            check_device(col, name="col_device")
+        return {"grad": grad, "col": col}
 
     def resources(self, level: str) -> Mapping[str, float]:
         """Return the resources that each remote worker of `level` ("grad" or "col") requests.

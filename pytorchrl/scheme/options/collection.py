@@ -57,9 +57,9 @@ class CWorkerOptions(Options):
         help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers "
         "that compute on a GPU, and is reduced to the available resources.")
     col_device: str | None = option(
-        None, help="Device of collection workers that have their own copy of the actor: \"cpu\", \"cuda\" (the GPU "
-        "that Ray assigned to the worker) or \"cuda:N\"; None: the CPU or, with central inference, the learner's "
-        "device.")
+        None, help="Device of collection workers that have their own copy of the actor: \"cpu\", \"cuda\" (on "
+        "Ray, the GPU that is assigned to the worker; otherwise, remote workers take turns among all GPUs) or "
+        "\"cuda:N\"; None: the CPU or, with central inference, the learner's device.")
     col_num_threads: int | None = option(
         None, low=1, help="PyTorch threads of each remote collection worker; None: num_threads.")
 

@@ -61,8 +61,9 @@ class GWorkerSetOptions(Options):
         help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers "
         "that compute on a GPU, and is reduced to the available resources.")
     grad_device: str | None = option(
-        None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) "
-        "or \"cuda:N\"; None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
+        None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (on Ray, the GPU that is assigned to the "
+        "worker; otherwise, the workers take turns among all GPUs) or \"cuda:N\"; None: \"cuda\" if device is a GPU "
+        "and the workers run on Ray, else device.")
     compress_grads_to_send: bool | str = option(
         False, check=check_codec(GRADS),
         help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy codecs \"fp16\", "

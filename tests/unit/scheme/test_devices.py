@@ -56,6 +56,14 @@ def test_device_names_are_resolved(see_gpus, count, gpus, device, found):
     assert check_device(found, gpus) == found
 
 
+def test_workers_take_turns_among_gpus_that_nobody_assigned(see_gpus):
+    see_gpus(2)
+    assert [check_device("cuda", number=number) for number in range(5)] == [
+        "cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+    assert {check_device(device, gpus, number=1) for device, gpus in (("cuda:0", None), ("cuda", [0, 1]))} == {"cuda:0"}
+    assert check_device("cpu", number=1) == check_device(None, number=1) == "cpu"
+
+
 @pytest.mark.parametrize(("count", "gpus", "device", "message"), [
     (0, None, "cuda", r"\['cpu'\], got 'cuda'; give one of these"),
     (2, None, "cuda:2", r"\['cpu', 'cuda:0', 'cuda:1'\], got 'cuda:2'; give one of these"),
@@ -205,15 +213,37 @@ def test_col_device_is_the_cpu_by_default(watch):
     assert watch(**BOTH, grad_device="cuda:0")[0] == named(2, 2, "cuda:0", "cpu")
 
 
-def test_threads_of_this_process_use_its_current_gpu(watch):
-    assert watch(**BOTH, grad_device="cuda", col_device="cuda")[0] == named(2, 2, "cuda:1", "cuda:1")
+@pytest.mark.parametrize(("settings", "devices"), [
+    # Devices of the learner, of gradient workers, and of collection workers
+    ({"num_grad_workers": 3, "grad_device": "cuda"}, ["cpu", "cuda:0", "cuda:1", "cuda:0"]),
+    ({"num_grad_workers": 3, "grad_device": "cuda:1"}, ["cpu", "cuda:1", "cuda:1", "cuda:1"]),
+    ({"num_grad_workers": 2, "device": "cuda:1"}, ["cuda:1", "cuda:1", "cuda:1"]),
+    ({"num_grad_workers": 2, "device": "cuda", "grad_device": "cuda"}, ["cuda:1", "cuda:0", "cuda:1"]),
+    ({"num_col_workers": 3, "col_device": "cuda"}, ["cpu", "cuda:0", "cuda:1", "cuda:0"]),
+    ({**BOTH, "col_device": "cuda"}, ["cpu"] * 3 + ["cuda:0", "cuda:1"] * 2),
+    ({**GRADS, "num_col_workers": (1, 2), "col_device": "cuda"}, ["cpu"] * 3 + ["cuda:0", "cuda:1", "cuda:0"]),
+    ({**GRADS, **THREAD, "col_device": "cuda"}, ["cpu"] * 3 + ["cuda:0", "cuda:1"]),
+    ({**THREAD, "col_device": "cuda"}, ["cpu", "cuda:1"]),  # the thread acts in the learner's process
+    ({**BOTH, **THREAD, "inference": "central", "grad_device": "cuda"},
+     ["cpu", "cuda:0", "cuda:0", "cuda:1", "cuda:1"]),  # the actors use the GPUs of their gradient workers
+], ids=str)
+def test_workers_of_one_machine_share_its_gpus(make_scheme, see_gpus, monkeypatch, settings, devices):
+    found = []
+
+    def check(*args):
+        found.append(check_device(*args))
+        return "cpu"
+    monkeypatch.setattr("pytorchrl.scheme.collection.c_worker.check_device", check)
+    see_gpus(2)
+    make_scheme(**settings).start()
+    assert sorted(found) == sorted(devices)
 
 
 def test_a_collector_thread_has_an_actor_on_col_device(watch):
     assert watch(**THREAD, col_device="cuda:0")[0] == {"GWorker 0/CWorker 0": "cuda:0"}
     assert watch(**THREAD)[0] == {"GWorker 0/CWorker 0": "cpu"}
     assert watch(**GRADS, **THREAD, col_device="cuda")[0] == {
-        **named(2, 0, "cpu", ""), **{f"GWorker {parent}/CWorker 0": "cuda:1" for parent in (1, 2)}}
+        **named(2, 0, "cpu", ""), **{f"GWorker {parent}/CWorker 0": f"cuda:{parent - 1}" for parent in (1, 2)}}
 
 
 def test_only_workers_on_a_gpu_request_one_by_default(watch):
