@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from pytorchrl.errors import DeviceError
 
 CPU, CUDA = "cpu", "cuda"
+OPTIONS = ("device", "grad_device", "col_device")
+"""Settings that are devices."""
 
 
 def check_device(device: object, gpus: Sequence[int] | None = None, name: str = "device",
@@ -41,6 +43,13 @@ def check_device(device: object, gpus: Sequence[int] | None = None, name: str = 
         raise DeviceError(f"{name} must be one of the devices visible to torch, {seen}, got {device!r}; "
                           f"{_remedy(device, gpus)}")
     return device
+
+
+def kinds_of(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return the kind of device, "cpu" or "cuda", of each setting that is a device; see `OPTIONS`."""
+    defaults = {"grad_device": settings.get("device")}
+    devices = {name: settings.get(name) or defaults.get(name) or CPU for name in OPTIONS}
+    return {name: str(device).partition(":")[0] for name, device in devices.items()}
 
 
 def _remedy(device: object, gpus: Sequence[int] | None) -> str:

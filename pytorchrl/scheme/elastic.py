@@ -12,20 +12,24 @@ from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.scheme.check import check
 from pytorchrl.scheme.choices import apply_choices
 from pytorchrl.scheme.collection.resizing import NOT_ELASTIC
+from pytorchrl.scheme.devices import OPTIONS, kinds_of
 from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.base import CENTRAL, PARALLEL
 from pytorchrl.scheme.options.run import Ray
 from pytorchrl.scheme.options.settings import Settings
 from pytorchrl.scheme.recording.record import differences
 from pytorchrl.support.problems import raise_all
+from pytorchrl.support.terminal import get_logger
 
 if TYPE_CHECKING:
     from pytorchrl.runtime import Runtime
     from pytorchrl.scheme.updates.u_worker import UWorker
 
+logger = get_logger(__name__)
+
 CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
 # A resumed run may change these settings, in addition to the settings that a replayed run may change.
-_FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers"})
+_FREE_TO_RESUME = frozenset({"faults", "on_worker_failure", "num_col_workers", *OPTIONS})
 _EXECUTION = "; col_execution='Parallel' continues a run with remote collection workers with a single one"
 
 
@@ -34,7 +38,7 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
     """Check that a checkpoint fits a scheme, and return the agent's parts with the saved choices.
 
     In the result, options that are "auto" have the values that were chosen in the saved run. The number of collection
-    workers may differ from that of the saved run.
+    workers and the devices may differ from those of the saved run.
 
     Args:
         checkpoint: The result of `Scheme.checkpoint`.
@@ -61,6 +65,12 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
     if problems:
         hint = _EXECUTION if (saved.get("col_execution"), settings["col_execution"]) == (PARALLEL, CENTRAL) else ""
         raise CheckpointError(f"the checkpoint is from another run: {'; '.join(problems)}; use its settings{hint}")
+    before, now = kinds_of(saved), kinds_of(settings)
+    if before != now:
+        logger.warning("the run resumes on another kind of device, which rounds differently and draws other random "
+                       "numbers, so it does not continue bit for bit: %s",
+                       "; ".join(f"{name} was {before[name]!r}, now it is {now[name]!r}"
+                                 for name in OPTIONS if before[name] != now[name]))
     return own
 
 

@@ -394,7 +394,8 @@ class Scheme(Architectures, Displayed, Stoppable):
         """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
 
         If no seed was given to this scheme, it uses the seed of the checkpoint. Some settings may differ: runtime,
-        placement, resources, timeouts, `faults`, `on_worker_failure`, `num_col_workers` and the test environments.
+        placement, resources, devices, timeouts, `faults`, `on_worker_failure`, `num_col_workers` and the test
+        environments.
 
         Raises:
             CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.

@@ -32,6 +32,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import read_bytes
 from pytorchrl.files.lines import check_sealed, seal
 from pytorchrl.runtime import Event, Section, WorkersPart
+from pytorchrl.scheme.devices import kinds_of
 from pytorchrl.scheme.options.run import RecordOptions
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import Json
@@ -61,7 +62,7 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
                 agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
     """Return the differences between a saved run and a scheme that would repeat or continue it.
 
-    Settings that only affect where and how fast a run executes may differ.
+    Settings that only affect where and how fast a run executes may differ, also the number of a GPU.
 
     Args:
         old_settings: Settings of the saved scheme.
@@ -70,9 +71,11 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
         agent: Factories of the current agent's parts, by name.
         also_free: Further settings that may differ.
     """
+    kinds, old_kinds = kinds_of(settings), kinds_of(old_settings)
     problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}"
                 for name, value in settings.items()
-                if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
+                if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value
+                and (name not in kinds or kinds[name] != old_kinds[name])]
     for part, options in describe(agent).items():
         old = old_agent.get(part, {})
         problems += [f"{part}: {name} was {old.get(name)}, now it is {options.get(name)}"

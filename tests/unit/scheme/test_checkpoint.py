@@ -362,3 +362,20 @@ def test_rates_of_a_resumed_run_exclude_the_earlier_run(make):
     metrics = resumed.metrics()
     consumed = metrics["grad_peak_steps_per_s"] * metrics["time_s"]["gradients"]["grad"]
     assert consumed == pytest.approx(resumed.ledger()["consumed"] - scheme.ledger()["consumed"])
+
+
+@pytest.mark.parametrize(("device", "grad_device", "message"), [
+    ("cpu", "cpu", None), ("cpu", None, None),
+    ("cuda:0", None, "device was 'cuda', now it is 'cpu'; grad_device was 'cuda', now it is 'cpu'"),
+    ("cpu", "cuda", "bit for bit: grad_device was 'cuda', now it is 'cpu'"),
+], ids=str)
+def test_a_run_resumes_on_another_device_with_a_warning_if_it_is_of_another_kind(
+        make, caplog, device, grad_device, message):
+    scheme = make(num_grad_workers=2)
+    go_on(scheme, 2)
+    checkpoint = scheme.checkpoint()
+    checkpoint["settings"] |= {"device": device, "grad_device": grad_device}
+    resumed = make(num_grad_workers=2)
+    resumed.resume(checkpoint)
+    go_on(resumed, 2)
+    assert (message in caplog.text) if message else ("device" not in caplog.text)
