@@ -433,6 +433,7 @@ class SimulatedRuntime(Runtime):
             return
         actor.dead = True
         self._actors.remove(actor)
+        actor.worker = None  # free its memory and threads, also on GPUs, although its handle keeps `actor`
         self.simulation.record(f"end of {actor.name}")
         for result in list(actor.unsettled):
             self._settle_as_lost(actor, result)

@@ -141,7 +141,9 @@ class ThreadRuntime(Runtime):
         future: cf.Future[object] = cf.Future()
         actor: _ThreadActor = handle.native
         if actor.worker is None:
-            _settle(future, error=actor.failure or WorkerLostError(f"{handle.name} is not built yet"))
+            _settle(future, error=actor.failure or (
+                WorkerDiedError(f"{handle.name} has been killed") if actor.dead.is_set()
+                else WorkerLostError(f"{handle.name} is not built yet")))
         else:
             try:
                 _settle(future, result=getattr(actor.worker, method)(*args, **kwargs))
@@ -176,7 +178,10 @@ class ThreadRuntime(Runtime):
         actor.interrupt()
         for future in self._pending.pop(actor, ()):
             _settle(future, error=WorkerDiedError(f"{handle.name} has been killed"))
-        return self.join_thread(actor, timeout_s)
+        if not self.join_thread(actor, timeout_s):
+            return False
+        actor.worker = None  # free its memory and threads, also on GPUs, although its handle keeps `actor`
+        return True
 
     def close(self) -> None:
         """End all threads, each after its current call."""

@@ -3,15 +3,17 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+import weakref
 
 import pytest
 
-from pytorchrl.errors import ConfigError, WorkerLostError
+from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import (
     DEFAULT_RESOURCES,
     RUNTIMES,
     Outcome,
     Runtime,
+    SimulatedRuntime,
     ThreadRuntime,
     make_runtime,
     options_of_runtime,
@@ -144,6 +146,18 @@ def test_kill_settles_calls_and_refuses_more(runtime):
             runtime.get(future, 0.5)
     worker.native.worker.flag = True
     assert runtime.kill(worker) is True
+
+
+@pytest.mark.parametrize("make", [ThreadRuntime, SimulatedRuntime])
+def test_a_killed_worker_is_freed_although_its_handle_is_kept(make):
+    runtime = make()
+    handle = _start(runtime)
+    runtime.get(handle.submit(Counter.add, 1), 5.0)
+    worker = weakref.ref(handle.native.worker)
+    assert runtime.kill(handle)
+    assert worker() is None
+    assert isinstance(runtime.outcome(handle.signal(Counter.set_flag), 5.0).error, WorkerDiedError)
+    runtime.close()
 
 
 def test_close_ends_all_threads_and_is_idempotent():
