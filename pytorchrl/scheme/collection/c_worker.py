@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -200,8 +201,25 @@ class CWorker(Worker):
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
+        self._stream: torch.cuda.Stream | None = None
         if context.initial_weights is not None:
             self.set_weights(context.initial_weights)
+        if role is Role.COLLECTOR:
+            self.use_own_stream()
+
+    def use_own_stream(self) -> None:
+        """On a GPU, act on a CUDA stream of this worker, so that actions do not wait for the kernels of the learner.
+
+        By default, all threads of a process use the same stream. The actor of this worker must be its own: other
+        threads exchange weights with it through host memory.
+        """
+        if self.algo.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.algo.device)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(self.algo.device))  # until the networks are built
+
+    def acting_stream(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which this worker's stream, if it has one, is the current stream of the thread."""
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def invariant(self) -> bool:
         """Return whether the snapshot of the weights is not newer than the weights, which holds after every event."""
@@ -270,7 +288,7 @@ class CWorker(Worker):
             if self._checks_data:
                 check_state(self.algo, "acting_state()", weights.state, self.algo.acting_state())
                 check_state(self.algo, "learning_state()", weights.learning, self.algo.learning_state())
-        with self.journal.writing():
+        with self.journal.writing(), self.acting_stream():
             state = weights.state if isinstance(weights, Weights) else weights
             self.algo.load_acting_state(state)
             if isinstance(weights, Weights):
@@ -314,7 +332,7 @@ class CWorker(Worker):
                 self.set_weights(weights)
         self._builder.sequence += 1
         version = self.version
-        with torch.no_grad():
+        with torch.no_grad(), self.acting_stream():
             episodes, preempted = self._fill_storage(watch, num_steps)
             return self._builder.build(
                 version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,

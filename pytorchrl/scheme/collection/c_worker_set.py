@@ -100,6 +100,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             actor = CWorker(
                 1, factory, index_parent, role=Role.SERVER, device=col_device or local_device,
                 context=replace(context, runtime=runtime.in_process(), num_threads=None, journal=None))
+            actor.use_own_stream()
             self.inference = Inference(
                 actor, lambda place: actor.new_builder((index_parent, 1 + place, self.incarnation(place))),
                 options.inference_batch)

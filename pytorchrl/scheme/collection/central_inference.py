@@ -105,7 +105,7 @@ class _Stream:
     def take(self, actor: CWorker) -> Rollout:
         """Return the steps in the storage as a rollout, and start the next rollout."""
         assert self._version is not None, "a rollout has at least one step"
-        with torch.no_grad():
+        with torch.no_grad(), actor.acting_stream():
             rollout = self.builder.build(
                 self._version, self._episodes, self._watch, preempted=not self.is_full, elapsed_s=None,
                 traffic={WEIGHTS: actor.take_weights_traffic()}, envs_restarted=self._envs_restarted)
@@ -181,7 +181,7 @@ class CentralInference(RemoteStrategy[EnvWorker, EnvAnswer]):
         places, self._waiting = self._waiting, []
         streams = [self._streams[place] for place in places]
         start = self._runtime.now()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._actor.acting_stream():
             obs, rhs, done, mask = _concatenated([stream.builder.storage.current() for stream in streams])
             acting = self._actor.algo.acting_step(obs, rhs, done, mask=mask)
         seconds = (self._runtime.now() - start) / len(places)
