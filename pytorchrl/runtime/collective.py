@@ -170,13 +170,43 @@ class NcclCollective(Collective):
         gloo: Gloo group of the same ranks.
         group: NCCL group of the same ranks.
         device: The GPU of the caller.
-        timeout_s: Seconds after which a sum fails.
+        timeout_s: Seconds after which a sum, or `connect`, fails.
     """
 
     def __init__(self, gloo: GlooCollective, group: Untyped, device: torch.device, timeout_s: float) -> None:
         self.size, self.device, self._gloo, self._timeout_s = gloo.size, device, gloo, timeout_s
         self._group, self._left = group, threading.Event()
         self._busy = threading.Lock()  # guards the group: only the holder may use or release it
+
+    def connect(self) -> None:
+        """Connect the GPUs of all ranks by a first sum; call this method once, before `sum`.
+
+        NCCL connects the ranks within the first call, which waits forever if a rank has died. Therefore, a separate
+        thread makes this call. If the ranks do not connect in time, nobody waits for this thread any more.
+
+        Raises:
+            RankLostError: The GPUs did not connect in time, because a rank was lost.
+        """
+        problems, group = [f"the GPUs are not connected after {self._timeout_s:g} s"], self._group
+
+        def add() -> None:
+            try:
+                problems[:] = [self._add(group, torch.zeros(1, device=self.device))]
+            except RuntimeError as error:
+                problems[:] = [_first_line(error)]
+
+        thread = threading.Thread(target=add, name="ConnectingThread", daemon=True)
+        with self._busy:
+            thread.start()
+            thread.join(self._timeout_s)
+            if not (problem := problems[0]):
+                return
+            self._left.set()
+            self._gloo.close()
+            # While NCCL connects, aborting the group may wait, too.
+            threading.Thread(target=group.abort, name="LeavingThread", daemon=True).start()
+            self._group = None
+        raise RankLostError(f"the GPUs of {self.size} gradient workers could not be connected: {problem}")
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, computed in place. Each tensor must be on the GPU of its rank.
@@ -189,7 +219,8 @@ class NcclCollective(Collective):
         self._gloo.gather(torch.zeros(1))
         with self._busy:
             try:
-                problem = "this rank has left the group" if self._left.is_set() else self._add(tensor)
+                problem = "this rank has left the group" if self._left.is_set() else self._add(
+                    self._group, tensor)
             except RuntimeError as error:
                 problem = _first_line(error)
             if not problem:
@@ -197,9 +228,9 @@ class NcclCollective(Collective):
             self._abort()
         raise RankLostError(f"a sum over the GPUs of {self.size} gradient workers was aborted: {problem}")
 
-    def _add(self, tensor: Tensor) -> str:
+    def _add(self, group: Untyped, tensor: Tensor) -> str:
         """Sum the ranks' tensors in place; return why the sum could not be completed, or "" if it is complete."""
-        work, deadline = self._group.allreduce([tensor]), time.monotonic() + self._timeout_s
+        work, deadline = group.allreduce([tensor]), time.monotonic() + self._timeout_s
         while not work.is_completed():
             if self._left.is_set():
                 return "this rank has left the group"
@@ -242,7 +273,7 @@ def join_ranks(
         port: See `GlooCollective`.
         rank: See `GlooCollective`.
         size: See `GlooCollective`.
-        timeout_s: See `GlooCollective`; also the time after which a sum over GPUs fails.
+        timeout_s: See `GlooCollective`; also the time after which a sum over GPUs, or connecting them, fails.
         in_order: See `GlooCollective`; if true, gloo adds the tensors, because NCCL has an order of its own.
         generation: See `GlooCollective`.
         device: Device of the caller's gradients.
@@ -250,7 +281,9 @@ def join_ranks(
     gloo = GlooCollective(address, port, rank, size, timeout_s, in_order, generation, identity_of(device))
     if in_order or not suits_nccl(gloo.gpus):
         return gloo
-    return NcclCollective(gloo, make_nccl(gloo.store, rank, size, generation), device, timeout_s)
+    ranks = NcclCollective(gloo, make_nccl(gloo.store, rank, size, generation), device, timeout_s)
+    ranks.connect()
+    return ranks
 
 
 def propose_address(*, is_local: bool) -> tuple[str, int]:
@@ -316,7 +349,7 @@ def identity_of(device: torch.device) -> str:
 
 
 def make_nccl(store: Untyped, rank: int, size: int, generation: int) -> Untyped:
-    """Return an NCCL group; its ranks connect at their first sum."""
+    """Return an NCCL group; its ranks connect at their first sum, see `NcclCollective.connect`."""
     # By default, torch ends the process after an error or a timeout of NCCL. `NcclCollective` handles both instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = _options.ProcessGroupNCCL.Options()

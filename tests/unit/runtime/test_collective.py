@@ -177,6 +177,57 @@ def test_an_error_of_nccl_is_reported(alone):
     assert nccl.num_aborted == 1
 
 
+class Unconnected(Stuck):
+    """An NCCL group whose ranks never connect, so that the call that starts the first sum does not return."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_released = threading.Event()
+
+    def allreduce(self, tensors):
+        self.is_started.set()
+        self.is_released.wait(60)
+        return self
+
+    def abort(self):
+        super().abort()
+        self.is_released.set()
+
+
+@pytest.mark.parametrize(("nccl", "message"), [
+    (Unconnected, r"could not be connected: the GPUs are not connected after 0\.05 s$"),
+    (Stuck, r"could not be connected: (it is not complete|the GPUs are not connected) after 0\.05 s$"),
+    (lambda: Stuck(RuntimeError("NCCL error in: somewhere\nmore")), "connected: NCCL error in: somewhere$"),
+])
+def test_connecting_the_gpus_has_a_deadline(alone, nccl, message):
+    """Check it with a stand-in for NCCL, also that the rank leaves both groups and that no thread is left."""
+    before = set(threading.enumerate())
+    stuck = nccl()
+    group = alone(stuck, 0.05 if stuck.error is None else 60.0)
+    with pytest.raises(RankLostError, match=message):
+        group.connect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert stuck.num_aborted == 1
+    with pytest.raises(RankLostError, match="left the group"):
+        group.sum(torch.ones(2))
+    with pytest.raises(RankLostError, match="left the group"):
+        group.gather(torch.ones(2))
+    group.close()
+    assert stuck.num_aborted == 1
+
+
+def test_ranks_that_join_with_nccl_are_connected(in_ranks, monkeypatch):
+    connect, connected = NcclCollective.connect, []
+
+    def watched(group):
+        connect(group)
+        connected.append(group)
+    monkeypatch.setattr(NcclCollective, "connect", watched)
+    assert all(in_ranks(["a", "b"], lambda group, rank: group in connected))
+
+
 def test_a_lost_rank_is_noticed_before_nccl_is_used(alone):
     nccl = Stuck()
     group = alone(nccl, 10.0)
