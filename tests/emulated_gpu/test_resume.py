@@ -10,7 +10,7 @@ import torch
 
 from pytorchrl import Scheme
 from pytorchrl.errors import ConfigError
-from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, differences, go_on, through_a_file
+from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, differences, flat, go_on, through_a_file
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2,
                                                   reason="torch sees fewer than two GPUs on this machine")]
@@ -92,3 +92,14 @@ def test_a_record_repeats_on_another_gpu_and_not_on_the_cpu(make, tmp_path):
         again.step()
     with pytest.raises(ConfigError, match=r"is from another run: device was 'cuda:0', now it is 'cpu'"):
         make("ppo, normalized", replay=file).step()
+
+
+@pytest.mark.parametrize("agent", ["ppo, normalized", "sac", "two policies, dqn"])
+def test_files_of_a_gpu_load_without_it(make, tmp_path, agent):
+    """Check that models and checkpoints contain no tensor of a GPU, which torch would not load without this GPU."""
+    scheme, checkpoint = interrupted(make, agent, "cuda:1", {})
+    scheme.update_worker.save_model(str(tmp_path / "model.pt"))
+    model = torch.load(tmp_path / "model.pt", weights_only=True)
+    tensors = [leaf for leaf in [*flat(checkpoint).values(), *flat(model).values()] if isinstance(leaf, torch.Tensor)]
+    assert len(tensors) > 10
+    assert {str(tensor.device) for tensor in tensors} == {"cpu"}
