@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.moments import Moments, merge_moments
 from pytorchrl.agent.recursion import backward_recursion
+from pytorchrl.agent.transfers import on_device, on_host
 
 _CLIP = 10.0
 _EPSILON = 1e-8
@@ -80,15 +81,14 @@ class RunningMoments(nn.Module):
 
     def merge(self, other: Moments) -> None:
         """Merge the moments of new samples in place."""
-        own = (self.count, self.mean, self.m2)
-        count, mean, m2 = merge_moments(own, tuple(x.to(self.mean.device) for x in other))
+        count, mean, m2 = on_host(self.count, self.mean, self.m2)
+        count, mean, m2 = merge_moments((count, mean, m2), other)
         if count == 0:
             return
-        self.count.copy_(count)
-        self.mean.copy_(mean)
-        self.m2.copy_(m2)
-        self.shift.copy_(mean)
-        self.scale.copy_((m2 / count + _EPSILON).rsqrt())
+        merged = {self.count: count, self.mean: mean, self.m2: m2, self.shift: mean,
+                  self.scale: (m2 / count + _EPSILON).rsqrt()}
+        for buffer, value in merged.items():
+            buffer.copy_(on_device(value, buffer.device))
 
     def normalize(self, x: Tensor) -> Tensor:
         """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor.

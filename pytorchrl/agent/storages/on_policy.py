@@ -20,6 +20,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
+from pytorchrl.agent.transfers import on_device
 from pytorchrl.support.untyped import OptionsOfSubclass
 
 _REWARD_CLIP = 10.0
@@ -159,7 +160,7 @@ class VanillaOnPolicyBuffer(Storage):
         for epoch in range(num_epochs):
             if epoch and self.algorithm.recompute_advantages:
                 samples = self._samples = self._lay_out(recompute=True)
-            order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
+            order = samples.index[on_device(torch.randperm(count, generator=self.generator), self.device)]
             for batch in samples.batches(order, num_parts, is_first=not epoch, is_last=epoch == num_epochs - 1):
                 self._counters["sampled"] += batch.num_samples
                 yield batch

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Batch, Obs, RolloutData, map_tensors
+from pytorchrl.agent.transfers import on_device
 
 _SMALL_BYTES = 2**20
 """Largest size in bytes at which all samples of an epoch are reordered in one operation, and batches are views.
@@ -44,8 +45,11 @@ class Samples:
     """Whether the layout is (L, C, ...)."""
 
     def to(self, device: torch.device) -> Samples:
-        """Return the samples on `device`."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
+        """Return the samples on a GPU, to which they are copied while the program goes on."""
+        def moved(tensor: Tensor) -> Tensor:
+            # torch keeps the page-locked memory until it has been copied. A loader may have copied some tensors before.
+            return on_device(tensor.pin_memory(), device) if tensor.is_cpu else tensor
+        return map_tensors(self, moved)
 
     def batches(self, order: Tensor, num_parts: int, *, is_first: bool, is_last: bool) -> Iterator[Batch]:
         """Divide the rows or sequences with the indices `order` into `num_parts` batches, and yield the batches.
