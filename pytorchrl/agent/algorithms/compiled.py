@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.data import Batch, LossParameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
+from pytorchrl.agent.transfers import on_device
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.support.problems import error_of
 from pytorchrl.support.untyped import FieldValue
@@ -50,7 +51,7 @@ class Constants:
     def of(self, *numbers: float) -> Tensor:
         """Return the n numbers as a float32 tensor of shape (n,), which the caller must not modify."""
         if numbers != self._numbers:
-            self._numbers, self._tensor = numbers, torch.tensor(numbers, device=self._device)
+            self._numbers, self._tensor = numbers, on_device(torch.tensor(numbers), self._device)
         return self._tensor
 
 
@@ -74,7 +75,7 @@ class CompiledGradient:
         """
         self._loss, self._params, self._modules = loss, params, list(network.modules())
         self._has_memory = has_memory
-        self._graphs: dict[Hashable, GradientFunction] = {}
+        self._graphs: dict[Hashable, tuple[list[str], GradientFunction]] = {}
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,21 +87,28 @@ class CompiledGradient:
         tensors = (
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
             batch.advantage)
-        names = tuple(sorted(parameters))
         leaves = [*batch.obs.values(), *batch.rhs.values(), *tensors[1:2], *tensors[3:]]
         # One graph supports all batches of two or more rows. A batch of one row needs a graph of its own, because torch
         # treats axes of size 1 as constant.
-        key = (names, batch.is_normalized, len(batch.done) == 1, _layout(leaves), _modes(self._modules))
-        values = self._values.of(*(parameters[name] for name in names))
+        key = (tuple(sorted(parameters)), batch.is_normalized, len(batch.done) == 1, _layout(leaves),
+               _modes(self._modules))
         if key not in self._graphs:
+            # Without compilation, errors name the user's class. Only the options that the loss reads become inputs of
+            # the graph, so that a schedule of another option, such as the learning rate, copies nothing to the device.
+            read = set[str]()
+            self._loss(batch, ReadNames(parameters, read), weights)
+            names = sorted(read & parameters.keys())
+            values = self._values.of(*(parameters[name] for name in names))
+
             def gradient(tensors: Fields, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
                 fields = (*tensors, 0, 0, False, key[1])
                 loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
                 vector = _flat_gradient(loss, self._params)
                 return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
             device, resized = weights.device, [leaf for leaf in leaves if leaf is not None]
-            self._graphs[key] = _graph_of(gradient, self._has_memory, device, resized, tensors, values, weights)
-        return self._graphs[key](tensors, values, weights)
+            self._graphs[key] = names, _graph_of(gradient, self._has_memory, device, resized, tensors, values, weights)
+        names, graph = self._graphs[key]
+        return graph(tensors, self._values.of(*(parameters[name] for name in names)), weights)
 
 
 class CompiledLosses:

@@ -182,5 +182,5 @@ def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, 
         torch.testing.assert_close(gradient[0], expected[0], rtol=1e-4, atol=1e-6)
         for parts in (plain, compiled):  # the graph reads the current moments
             parts.actor.merge_moments(parts.algorithm.moments_of(rollout, {}))
-    graph, = compiled.algorithm._compiled._graphs.values()
+    (_, graph), = compiled.algorithm._compiled._graphs.values()
     assert "_compile_graph" not in graph.__qualname__  # the name of the function that checks
