@@ -36,6 +36,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.transfers import cpu_copy
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, Problem, WeightsError
 from pytorchrl.support.tracebacks import brief_errors
@@ -314,7 +315,7 @@ class Algorithm(Part, Updatable, ABC):
 
     def acting_state(self) -> dict[str, Tensor]:
         """Return CPU copies of all tensors that acting needs."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.acting_tensors()}
+        return {name: cpu_copy(tensor) for name, tensor in self.acting_tensors()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Copy an `acting_state()` or a `state_dict()` of the actor, with tensors or arrays as values, into the actor.
@@ -331,7 +332,7 @@ class Algorithm(Part, Updatable, ABC):
 
     def learning_state(self) -> dict[str, Tensor]:
         """Return CPU copies of all tensors that gradients depend on but acting does not, such as target networks."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
+        return {name: cpu_copy(tensor) for name, tensor in self._learning_tensors()}
 
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Copy a `learning_state()` into this algorithm; raise `WeightsError` if it does not fit."""

@@ -26,6 +26,7 @@ from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.transfers import cpu_copy
 from pytorchrl.errors import Problem
 from pytorchrl.support.untyped import StateDict
 
@@ -158,7 +159,7 @@ class DDPG(ReplayAlgorithm):
     @override
     def state_dict(self) -> StateDict:
         """Return the state, including the state of the Ornstein-Uhlenbeck noise."""
-        return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
+        return {**super().state_dict(), "noise": cpu_copy(self._drift.state)}
 
     @override
     def load_state_dict(self, state: StateDict) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pytorchrl.agent.data import map_tensors
+from pytorchrl.agent.transfers import cpu_copy
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import StateDict
 from pytorchrl.support.work import Work
@@ -146,7 +147,7 @@ class FlatOptimizer(VectorOptimizer):
     @override
     def state_dict(self) -> dict[str, Tensor]:
         """Return the number of steps, and CPU copies of the moments."""
-        state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
+        state = {name: cpu_copy(moment) for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
     @override
@@ -194,4 +195,4 @@ class TorchOptimizer(VectorOptimizer):
 
 def _on_cpu(state: StateDict) -> StateDict:
     """Return a copy of a state, with its tensors on the CPU."""
-    return map_tensors(state, lambda leaf: leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf)
+    return map_tensors(state, lambda leaf: cpu_copy(leaf) if isinstance(leaf, Tensor) else leaf)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
+from pytorchrl.agent.transfers import cpu_copy
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import BatchOfKind, StateDict
 
@@ -100,5 +101,5 @@ def _plain(batch: BatchOfKind) -> StateDict:
             return {name: copy(part) for name, part in value.items()}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return _plain(value)
-        return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        return cpu_copy(value) if isinstance(value, Tensor) else value
     return {field.name: copy(getattr(batch, field.name)) for field in dataclasses.fields(batch)}

@@ -108,10 +108,10 @@ def test_restored_state_continues_identically_and_keeps_the_gradient(kind):
 def test_a_state_is_on_the_cpu_for_moments_on_any_device(monkeypatch):
     """Check that `state_dict` returns tensors on the CPU, even if the moments are on another device.
 
-    A process that receives the state may lack that device. The test replaces `Tensor.cpu`, because tensors on the
+    A process that receives the state may lack that device. The test replaces `Tensor.to`, because tensors on the
     `meta` device cannot be copied to the CPU.
     """
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(self.shape))
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, copy: torch.ones(self.shape, device=device))
     state = FlatOptimizer("adam", torch.zeros(3, device="meta"), SETTINGS).state_dict()
     devices = {name: tensor.device.type for name, tensor in state.items()}
     assert devices == dict.fromkeys(("mean", "mean_square", "num_steps"), "cpu")
