@@ -45,7 +45,7 @@ class _Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `F.linear` of the inputs (..., in_features), in the form that is fastest in compiled graphs."""
-        layer = _compiled_linear if torch.compiler.is_compiling() else F.linear
+        layer = _compiled_linear if torch.compiler.is_compiling() and x.is_cpu else F.linear
         return layer(x, self.weight, self.bias)
 
 
@@ -237,7 +237,7 @@ class MLP(nn.Module):
             for module in self.layers:
                 x = activation(module(x))
             return x
-        layer = _compiled_linear if torch.compiler.is_compiling() else F.linear
+        layer = _compiled_linear if torch.compiler.is_compiling() and x.is_cpu else F.linear
         for weight, bias in weights:
             x = activation(layer(x, weight, bias))
         return x
