@@ -7,7 +7,7 @@ import itertools
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 # Operations that a GPU cannot do while a graph is recorded, because their kernels wait for a value of the GPU. Others,
 # see `waits`, wait only with certain arguments.
@@ -27,7 +27,13 @@ def replace():
 
 
 class CUDAGraph:
-    """A graph with those methods of torch's class that `torch.cuda.graph` and this project call."""
+    """A graph with those methods of torch's class that `torch.cuda.graph` and this project call.
+
+    Attributes:
+        num_replays: Number of replays of all graphs so far.
+    """
+
+    num_replays = 0
 
     def __init__(self, keep_graph=False):
         self._generators, self._capture, self._operations = [], None, []
@@ -56,6 +62,11 @@ class CUDAGraph:
 
     @torch.no_grad()
     def replay(self):
+        CUDAGraph.num_replays += 1
+        with _disable_current_modes():  # no Python code sees the operations of a graph that a GPU replays
+            self._run()
+
+    def _run(self):
         for function, args, kwargs, results in self._operations:
             for own, new in zip(results, _tensors_in(function(*args, **kwargs)), strict=True):
                 if own is not new and own.data_ptr() != new.data_ptr():

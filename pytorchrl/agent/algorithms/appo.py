@@ -21,6 +21,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.data import Batch, Evaluated, LossParameters, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import VTraceBuffer
+from pytorchrl.agent.transfers import cpu_copy, on_device
 from pytorchrl.errors import Problem, WeightsError
 from pytorchrl.support.untyped import StateDict
 
@@ -148,7 +149,9 @@ class APPO(VTraceAlgorithm, PPO):
         """
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
-            self._gradients = gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
+            norms, kl = self.norms_of(gradients), info["kl"]
+            self._gradients = gradients = [*gradients, on_device(torch.tensor([kl]), self.device)]
+            self._keep_norms(gradients, [*norms, abs(kl)])
         return gradients, info
 
     @property
@@ -189,7 +192,7 @@ class APPO(VTraceAlgorithm, PPO):
         """Return the weight of the KL term, and the slow policy."""
         slow = {} if self._slow is None else self._slow.state_dict()
         weight = {"kl_coef": torch.tensor(self.kl_coef, dtype=torch.float64)} if self.options.kl_coef else {}
-        return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
+        return {**weight, **{f"slow.{name}": cpu_copy(tensor) for name, tensor in slow.items()}}
 
     @override
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:

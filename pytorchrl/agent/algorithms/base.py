@@ -6,7 +6,6 @@ E = environments, P = scalars of a group's parameter vector, H = size of a netwo
 from __future__ import annotations
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +118,7 @@ class Algorithm(Part, Updatable, ABC):
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""
     _gradients: DataOfAgent = None  # see `last_gradients`
-    _known_norms: tuple[list[Tensor], list[float]] = [], []  # (gradients, norms) that a compiled graph computed
+    _known_norms: Sequence[tuple[Tensor, int, float]] = ()  # see `_keep_norms`
 
     @classmethod
     @brief_errors
@@ -270,12 +269,18 @@ class Algorithm(Part, Updatable, ABC):
 
     def norms_of(self, gradients: Sequence[Tensor | None]) -> list[float]:
         """Return the Euclidean norm of each gradient that is not None."""
-        known, norms = self._known_norms
-        # A tensor whose `_version` is 0 has not been changed in place since it was computed.
-        are_known = len(gradients) == len(known) and all(map(operator.is_, gradients, known))
-        if are_known and not any(gradient._version for gradient in known):
-            return norms
-        return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
+        given = [gradient for gradient in gradients if gradient is not None]
+        known = [next((norm for own, version, norm in self._known_norms
+                       if own is gradient and own._version == version), None) for gradient in given]
+        rest = [torch.linalg.vector_norm(gradient) for gradient, norm in zip(given, known, strict=True) if norm is None]
+        measured = iter(torch.stack(rest).tolist() if rest else ())  # a single wait for the device
+        return [next(measured) if norm is None else norm for norm in known]
+
+    def _keep_norms(self, gradients: Sequence[Tensor], norms: Sequence[float]) -> None:
+        """Keep the norms of gradients, which came from the device together with other numbers, for `norms_of`."""
+        # A tensor whose `_version` is the same has not been changed in place.
+        self._known_norms = [
+            (gradient, gradient._version, norm) for gradient, norm in zip(gradients, norms, strict=True)]
 
     def last_gradients(self) -> DataOfAgent:
         """Return the gradients from the latest `compute_gradients`; raise `CallOrderError` if there are none."""

@@ -193,16 +193,18 @@ class DQN(ReplayAlgorithm):
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
         """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.
 
-        `greedy` is not called if all actions are random.
+        On the CPU, `greedy` is not called if all actions are random, and no random action is drawn if none is. A GPU
+        computes both, because the program would wait for it to know.
         """
         epsilon = self._epsilon(deterministic)
         if epsilon == 0:
             return greedy()
         explores = torch.rand(num_envs, generator=self.generator, device=self.device) < epsilon
-        if not bool(explores.any()):
+        known = explores.numpy() if explores.is_cpu else None
+        if known is not None and not known.any():
             return greedy()
         random = self.random_actions(num_envs, mask)
-        return random if bool(explores.all()) else torch.where(explores, random, greedy())
+        return random if known is not None and known.all() else torch.where(explores, random, greedy())
 
     def _epsilon(self, deterministic: bool) -> float:
         if deterministic:

@@ -41,6 +41,7 @@ from pytorchrl.agent.data import (
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.transfers import on_device, on_host
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import Forwarded, StateDict
@@ -157,11 +158,12 @@ class OnPolicyAlgorithm(Algorithm):
                 {name: torch.from_numpy(leaf) for name, leaf in obs.items()},
                 {name: torch.from_numpy(state) for name, state in rhs.items()},
                 torch.from_numpy(done), None if mask is None else torch.from_numpy(mask), deterministic)
-        other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
-        return ActingStep(
-            action.cpu().numpy(), clipped_action.cpu().numpy(),
-            {name: state.float().cpu().numpy() for name, state in states.items()},
-            {name: row.cpu().numpy() for name, row in other.items()})
+            other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
+            action, clipped_action, *rows = on_host(
+                action, clipped_action, *[state.float() for state in states.values()], *other.values())
+        arrays = iter([row.numpy() for row in rows])
+        return ActingStep(action.numpy(), clipped_action.numpy(), {name: next(arrays) for name in states},
+                          {name: next(arrays) for name in other})
 
     def _act(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,
@@ -298,21 +300,19 @@ class OnPolicyAlgorithm(Algorithm):
             check_weights(self, named_weights)
         weights = self._weights.of(*named_weights.values())
         if self._compiled is not None:
-            if not self.info_names:  # run once without compilation, so that errors name the user's class
-                self._evaluate_loss(batch, self.parameters, weights)
             gradient, measured = self._compiled(batch, self.parameters, weights)
-            *numbers, norm = measured.tolist()
         else:
             self._flat.zero_grad()
             loss, measured = self._evaluate_loss(batch, self.parameters, weights)
             torch.autograd.backward(loss)
-            gradient, numbers, norm = self._flat.grad, measured.tolist(), math.nan
+            gradient = self._flat.grad
+            measured = torch.cat([measured, torch.linalg.vector_norm(gradient, keepdim=True)])
+        *numbers, norm = measured.tolist()  # on a GPU, the only wait of an update
         info = dict(zip(self.info_names, numbers, strict=True))
         if not math.isfinite(info["loss"]):
             gradient, norm = torch.full_like(gradient, math.nan), math.nan
         self._gradients = gradients = [gradient]
-        if self._compiled is not None:
-            self._known_norms = [gradient], [norm]
+        self._keep_norms(gradients, [norm])
         return gradients, info
 
     def example_batch(self, shape: BatchShape) -> Batch:
@@ -383,10 +383,10 @@ class OnPolicyAlgorithm(Algorithm):
     def _to_device(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None,
     ) -> tuple[Obs, Obs, Tensor, Tensor | None]:
-        return (
-            {name: leaf.to(self.device) for name, leaf in obs.items()},
-            {name: state.to(self.device) for name, state in rhs.items()},
-            done.to(self.device), None if mask is None else mask.to(self.device))
+        def moved(leaf: Tensor) -> Tensor:
+            return on_device(leaf, self.device)
+        return ({name: moved(leaf) for name, leaf in obs.items()}, {name: moved(state) for name, state in rhs.items()},
+                moved(done), None if mask is None else moved(mask))
 
 
 def rows_at_once(obs: Obs) -> int:

@@ -25,6 +25,7 @@ from pytorchrl.agent.algorithms.replay import START, TARGET_UPDATE_INTERVAL_HELP
 from pytorchrl.agent.data import PREVIOUS, ActingStep, Arrays, DataKind, Obs, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import RolloutSequenceBuffer, SequenceBuffer
+from pytorchrl.agent.transfers import on_host
 
 RESCALING_EPS = 1e-3
 """Epsilon of value rescaling: Kapturowski et al. 2019, section 2.3."""
@@ -110,11 +111,9 @@ class R2D2(DQN):
             else:
                 action = self._explore(len(done), deterministic, allowed, lambda: best_action(scores, allowed))
             states = self.actor.with_action(states, action)
-            chosen = action.cpu().numpy()
-        return ActingStep(chosen, chosen, {name: state.cpu().numpy() for name, state in states.items()}, {})
-
-    def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+            action, *rows = on_host(action, *states.values())
+        chosen = action.numpy()
+        return ActingStep(chosen, chosen, {name: row.numpy() for name, row in zip(states, rows, strict=True)}, {})
 
     # Learning
 

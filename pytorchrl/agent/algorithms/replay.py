@@ -28,6 +28,7 @@ from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.transfers import on_device, on_host
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem
 from pytorchrl.support.untyped import StateDict
 
@@ -161,18 +162,18 @@ class ReplayAlgorithm(Algorithm):
         if mask is None and not is_random and (chosen := self.choose_small(obs, deterministic)) is not None:
             return chosen
         with torch.inference_mode():
-            allowed = None if mask is None else torch.from_numpy(mask).to(self.device)
+            allowed = None if mask is None else self._on_device(mask)
             if is_random:
                 action = self.random_actions(len(done), allowed)
             else:
                 action = self.choose(
-                    {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()},
-                    torch.from_numpy(done).to(self.device), deterministic, allowed)
+                    {name: self._on_device(leaf) for name, leaf in obs.items()}, self._on_device(done), deterministic,
+                    allowed)
                 if not self._is_choice_checked:
                     check_choice(self, action, len(done))
                     self._is_choice_checked = True
-            clipped_action = self.actor.to_env(action)
-        return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
+            action, clipped_action = on_host(action, self.actor.to_env(action))
+        return ActingStep(action.numpy(), clipped_action.numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
         """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `ReplayActor`."""
@@ -253,15 +254,14 @@ class ReplayAlgorithm(Algorithm):
         with self.mode.learning(self.update_generator):
             gradients, measured, errors = self._uncompiled_gradients(batch, due) if self._compiled is None \
                 else self._compiled_gradients(self._compiled, batch, due)
-        values = measured.tolist()
-        values, norms = values[:len(self._names)], values[len(self._names):]
+        errors, measured = on_host(errors, measured)
+        numbers = measured.tolist()
+        values, norms = numbers[:len(self._names)], numbers[len(self._names):]
         if not all(map(math.isfinite, values)):
-            gradients, norms = [torch.full_like(gradient, math.nan) for gradient in gradients], []
+            gradients, norms = [torch.full_like(gradient, math.nan) for gradient in gradients], [math.nan] * len(norms)
             self.mode.undo()
         self._gradients = gradients
-        if norms:
-            self._known_norms = [*gradients], norms
-        errors = errors if errors.is_cpu else errors.cpu()
+        self._keep_norms(gradients, norms)
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors}
 
     def example_batch(self, shape: BatchShape) -> ReplayBatch:
@@ -277,7 +277,7 @@ class ReplayAlgorithm(Algorithm):
 
         Returns:
             Three values: the gradients of all groups, zero for each group that is not in `due`; a vector of the losses
-            of the groups in `due`, followed by the measures; and the TD errors.
+            of the groups in `due`, followed by the measures and by the norms of the gradients; and the TD errors.
         """
         for group in self.groups.values():
             group.zero_grad()
@@ -294,13 +294,14 @@ class ReplayAlgorithm(Algorithm):
             self._plans[_plan_key(batch, due)] = recorder.shapes, self._names
         for name, loss in losses.items():
             torch.autograd.backward(loss, inputs=self.groups[name].trained)
-        return ([group.grad for group in self.groups.values()], torch.stack([*losses.values(), *measures.values()]),
-                errors.detach())
+        gradients = [group.grad for group in self.groups.values()]
+        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+        return gradients, torch.stack([*losses.values(), *measures.values(), *norms]), errors.detach()
 
     def _compiled_gradients(
         self, compiled: CompiledLosses, batch: ReplayBatch, due: tuple[str, ...],
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the result of `_uncompiled_gradients`, with the norms of the gradients appended to the losses."""
+        """Return the same values as `_uncompiled_gradients`."""
         shapes, self._names = self._plans[_plan_key(batch, due)]
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
@@ -343,6 +344,9 @@ class ReplayAlgorithm(Algorithm):
 
     def _precision(self) -> AbstractContextManager[object]:
         return precision(self.device, self.options.is_mixed)
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return on_device(torch.from_numpy(array), self.device)
 
     @override
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, rows_at_once
 from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import DataKind, Obs, RolloutData
+from pytorchrl.agent.transfers import on_device, on_host
 
 
 class VTraceAlgorithm(OnPolicyAlgorithm):
@@ -45,12 +46,14 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
                     {name: leaf[steps] for name, leaf in rollout.obs.items()},
                     {name: state[start] for name, state in rollout.rhs.items()},
                     rollout.done[steps], None if rollout.mask is None else rollout.mask[steps])
-                logp, value = self.evaluate_target(*inputs[:3], rollout.action[steps].to(self.device), inputs[3])
+                logp, value = self.evaluate_target(
+                    *inputs[:3], on_device(rollout.action[steps], self.device), inputs[3])
                 for row in (logp, value):
                     check_per_sample(self, "evaluate_target()", row, rollout.reward[steps])
-                logps.append(logp.float().cpu())
-                values.append(value.float().cpu())
-        return torch.cat(logps), *self.compute_values(rollout, torch.cat(values))
+                logps.append(logp.float())
+                values.append(value.float())
+        logp, value = on_host(torch.cat(logps), torch.cat(values))
+        return logp, *self.compute_values(rollout, value)
 
     def evaluate_target(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
