@@ -8,9 +8,14 @@ from torch import Tensor
 
 def on_host(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return tensors in host memory, after a single copy from the device; those in host memory are not copied."""
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return _copied(tensors)
+    return tensors
+
+
+def _copied(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     places = [place for place, tensor in enumerate(tensors) if not tensor.is_cpu]
-    if not places:
-        return tensors
     # In a buffer that starts with the largest elements, each tensor begins at a multiple of its element size.
     places.sort(key=lambda place: -tensors[place].element_size())
     parts = [tensors[place].contiguous().view(-1).view(torch.uint8) for place in places]

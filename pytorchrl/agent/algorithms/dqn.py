@@ -200,11 +200,10 @@ class DQN(ReplayAlgorithm):
         if epsilon == 0:
             return greedy()
         explores = torch.rand(num_envs, generator=self.generator, device=self.device) < epsilon
-        known = explores.numpy() if explores.is_cpu else None
-        if known is not None and not known.any():
+        if explores.is_cpu and not bool(explores.any()):
             return greedy()
         random = self.random_actions(num_envs, mask)
-        return random if known is not None and known.all() else torch.where(explores, random, greedy())
+        return random if explores.is_cpu and bool(explores.all()) else torch.where(explores, random, greedy())
 
     def _epsilon(self, deterministic: bool) -> float:
         if deterministic:

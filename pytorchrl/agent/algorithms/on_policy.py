@@ -161,9 +161,10 @@ class OnPolicyAlgorithm(Algorithm):
             other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
             action, clipped_action, *rows = on_host(
                 action, clipped_action, *[state.float() for state in states.values()], *other.values())
-        arrays = iter([row.numpy() for row in rows])
-        return ActingStep(action.numpy(), clipped_action.numpy(), {name: next(arrays) for name in states},
-                          {name: next(arrays) for name in other})
+        arrays = [row.numpy() for row in rows]
+        return ActingStep(
+            action.numpy(), clipped_action.numpy(), dict(zip(states, arrays[:len(states)], strict=True)),
+            dict(zip(other, arrays[len(states):], strict=True)))
 
     def _act(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,

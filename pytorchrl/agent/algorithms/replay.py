@@ -28,7 +28,7 @@ from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
-from pytorchrl.agent.transfers import on_device, on_host
+from pytorchrl.agent.transfers import on_host
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, Problem
 from pytorchrl.support.untyped import StateDict
 
@@ -346,7 +346,8 @@ class ReplayAlgorithm(Algorithm):
         return precision(self.device, self.options.is_mixed)
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return on_device(torch.from_numpy(array), self.device)
+        # without waiting for the device, like `on_device`
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     @override
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
