@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from pytorchrl.agent.actors.extractors import MLP
 from pytorchrl.agent.algorithms import A2C, APPO, PPO
 from pytorchrl.agent.algorithms.compiled import _compile_graph
 from pytorchrl.agent.algorithms.precision import BatchShape
@@ -42,9 +43,11 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(build, collect
     assert len(compiled.algorithm._compiled._graphs) == 1
 
 
-def test_replaced_gradients_are_measured_again(build, collect, made_up_steps, monkeypatch):
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_replaced_gradients_are_measured_again(build, collect, made_up_steps, monkeypatch, is_compiled):
+    """Check that the norm that came with a gradient is not used for another gradient, or after a change in place."""
     monkeypatch.setattr("pytorchrl.agent.algorithms.compiled._compile_graph", lambda function, *args: function)
-    parts = build(PPO, compile=True)
+    parts = build(PPO, compile=is_compiled)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
     batch, = parts.storage.generate_batches(1)
@@ -52,10 +55,38 @@ def test_replaced_gradients_are_measured_again(build, collect, made_up_steps, mo
     gradients[0] = gradients[0] * 100
     assert parts.algorithm.apply_gradients()["grad_norm"] == pytest.approx(float(gradients[0].norm()))
     gradients, _ = parts.algorithm.compute_gradients(batch)
+    norm = float(gradients[0].norm())
+    assert parts.algorithm.norms_of(gradients) == pytest.approx([norm])
+    assert parts.algorithm.norms_of([None, gradients[0] * 2, gradients[0]]) == pytest.approx([2 * norm, norm])
+    torch.nn.utils.clip_grad_norm_(parts.algorithm.groups["all"].params, norm / 2)
+    gradients[0].mul_(3)
+    assert parts.algorithm.norms_of(gradients) == pytest.approx([norm * (3.0 if is_compiled else 1.5)], rel=1e-4)
+    gradients, _ = parts.algorithm.compute_gradients(batch)
     gradients[0], before = gradients[0] * math.nan, parts.params.clone()
     with pytest.raises(NonFiniteUpdateError):
         parts.algorithm.apply_gradients()
     assert torch.equal(parts.params, before)
+
+
+@pytest.mark.parametrize(("algorithm", "options", "expected"), [
+    (A2C, {}, []), (PPO, {}, ["clip_param"]), (PPO, {"use_clipped_value_loss": True}, ["clip_param"]),
+    (PPO, {"use_clipped_value_loss": True, "clip_param_vf": 0.1}, ["clip_param", "clip_param_vf"])], ids=str)
+def test_only_options_that_the_loss_reads_are_inputs_of_its_graph(
+        build, collect, made_up_steps, traced_only, algorithm, options, expected):
+    """Check that a schedule of another option, such as the learning rate, changes no input."""
+    plain, compiled = (build(algorithm, compile=flag, **options) for flag in (False, True))
+    plain.storage.insert_data_slice([collect(build(algorithm, seed=5), made_up_steps(4))])
+    plain.storage.before_gradients()
+    batch, = plain.storage.generate_batches(1)
+    for lr, value in ((1e-3, 0.2), (1e-4, 0.01)):
+        for parts in (plain, compiled):
+            parts.algorithm.update_algorithm_parameter("lr", lr)
+            for name in expected:
+                parts.algorithm.update_algorithm_parameter(name, value)
+        gradient, wanted = (parts.algorithm.compute_gradients(batch)[0][0] for parts in (compiled, plain))
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-6)
+    (names, _), = compiled.algorithm._compiled._graphs.values()
+    assert names == expected
 
 
 def test_batches_of_another_layout_have_their_own_graphs(build, collect, made_up_steps, traced_only):
@@ -157,6 +188,21 @@ def test_gradients_with_memory_are_compiled_only_on_a_gpu(build):
     batch = algorithm.example_batch(BatchShape(2, 3))
     with pytest.raises(ConfigError, match=r"actor with memory is for gradients on a GPU.*recurrent_net=None"):
         algorithm.compute_gradients(batch)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_are_written_as_other_products_on_the_cpu_only(device):
+    """Check the operations of a graph; the device "meta" stands in for a GPU."""
+    found = []
+
+    def backend(graph, example):
+        found.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+    net = MLP(4, (32, 32)).to(device)
+    layers = torch.nn.Sequential(net, *net.layers[1:])
+    torch.compile(layers, backend=backend, fullgraph=True)(torch.zeros(2, 4, device=device))
+    assert found.count(torch.nn.functional.linear) == (0 if device == "cpu" else 3)
+    assert found.count(torch.mm) == (3 if device == "cpu" else 0)
 
 
 def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up_steps, monkeypatch):
