@@ -15,6 +15,9 @@ JOBS ?= 3
 # If one of the processes crashes, the run ends: pytest-xdist may wait for ever for the tests of its replacement.
 PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --max-worker-restart 0 \
 	--dist loadgroup --no-loadscope-reorder
+EMULATED = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -rs -p tests.emulated_gpu.plugin -n 0
+# The files with tests for GPUs; to collect all tests takes longer than to run these.
+GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-all test-emulated-gpu lint docs notebooks notebooks-sync bench clean
@@ -55,7 +58,7 @@ test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-envs  ## run all tests, including th
 	@$(PYTEST) -m ''
 
 test-emulated-gpu: $(VENV)/.stamp-dev  ## run the tests for GPUs on an emulated one, which needs a C++ compiler
-	@$(THREADS) $(BIN)/python -m pytest -q -rs -p tests.emulated_gpu.plugin -n 0 -m gpu
+	@$(EMULATED) -m gpu $(GPU_TESTS)
 
 lint: $(VENV)/.stamp-dev  ## run ruff and mypy, and check spelling and links
 	@code=0; \

@@ -79,28 +79,31 @@ def test_ci_calls_only_make_and_is_executable():
     assert path.stat().st_mode & stat.S_IXUSR
     lines = [re.sub(r"^timeout \S+ \d+ ", "", line) for line in lines_of(".ci/run")]
     commands = [line for line in lines if line.startswith("make")]
-    assert [line.split()[:2] for line in commands] == [["make", "lint"], ["make", "docs"], ["make", "test"]]
+    assert [line.split()[:2] for line in commands] == [
+        ["make", "lint"], ["make", "docs"], ["make", "test-emulated-gpu"], ["make", "test"]]
     assert not re.search(r"pytest\s+-|ruff|mypy|pip ", path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("lint", "docs"), [(0, 0), (0, 1), (1, 0)])
+@pytest.mark.parametrize(("lint", "docs", "emulated"), [(0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1)])
 @pytest.mark.parametrize(("tests", "closing"), [
     (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"),
     (5, "no tests ran in 0.01s")])
-def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, docs, tests, closing):
+def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, docs, emulated, tests, closing):
     """Check that CI runs all gates, even after a gate has failed, and ends with the summary line of the tests."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(
         f"lint:\n\t@echo linted; exit {lint}\ndocs:\n\t@echo built; exit {docs}\n"
+        f"test-emulated-gpu:\n\t@echo emulated; echo '7 passed in 0.10s'; exit {emulated}\n"
         f"test:\n\t@echo tested; echo '{closing}'; echo more; exit {tests}\n")
     result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
     lines = result.stdout.splitlines()
-    assert lines.index("linted") < lines.index("built") < lines.index("tested")
+    assert lines.index("linted") < lines.index("built") < lines.index("emulated") < lines.index("tested")
     assert lines[-1] == closing
-    assert (result.returncode == 0) == (lint == docs == tests == 0)
+    assert (result.returncode == 0) == (lint == docs == emulated == tests == 0)
     assert any("the documentation failed" in line for line in lines) == bool(docs)
     assert any("lint or types failed" in line for line in lines) == bool(lint)
+    assert any("tests on the emulated GPU failed" in line for line in lines) == bool(emulated)
 
 
 CHECKS = ["-m ruff check .", "-m mypy pytorchrl", "-m codespell_lib", "docs/_ext/check_links.py"]
