@@ -33,4 +33,5 @@ def pytest_report_header():
 def pytest_collection_modifyitems(items):
     if is_impossible is not None:
         for item in items:
-            item.add_marker(pytest.mark.skip(reason=is_impossible), append=False)  # before the reason of the test
+            # "skipif", because the tests have such a marker, which would otherwise give the reason
+            item.add_marker(pytest.mark.skipif(True, reason=is_impossible), append=False)
