@@ -7,8 +7,9 @@ Emulated: the devices of tensors, and the errors if tensors or generators of dif
 tensor of a GPU; pinned memory; autograd and autocast; the current stream and device of each thread; CUDA graphs, which
 refuse operations that wait for the GPU, compute nothing while they are recorded, and are replayed in the same memory.
 
-Not emulated: kernels that still run after the call that launched them, so no missing wait is found; `torch.compile`,
-which returns the function as it is; NCCL, cuDNN, a limit of memory, speed, and the rounding of a GPU.
+Not emulated: kernels that still run after the call that launched them; `torch.compile`, which returns the function as
+it is; NCCL, cuDNN, a limit of memory, speed, and the rounding of a GPU. Missing waits are found nevertheless while
+`order.h` checks the order of the work, which the fixture `fault_of_order` of `conftest.py` lets it do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def activate(library):
     import torch
 
     from tests.emulated_gpu import graphs, streams
-    streams.replace(devices.emulated_gpu_exchange, devices.emulated_gpu_count())
+    streams.replace(devices)
     graphs.replace()
     torch.compile = lambda function=None, **options: function
 

@@ -17,7 +17,7 @@ FOLDER = ROOT / "build" / "emulated_gpu"
 # The version of torch for which the emulated GPU was written. Others may work: its first use after a build tells.
 TORCH = "2.13"
 # The library is compiled and tried again if one of these files has changed.
-FILES = ("activation.py", "build.py", "device.cpp", "graphs.py", "streams.py")
+FILES = ("activation.py", "build.py", "device.cpp", "graphs.py", "order.h", "streams.py")
 OPTIONS = ("-O1", "-std=c++20", "-fPIC", "-shared")
 
 

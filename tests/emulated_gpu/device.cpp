@@ -6,7 +6,7 @@
 // functions of their own, because their results share memory with their arguments, or have none to share.
 //
 // Refused, as on a GPU: tensors of two devices, tensors of the CPU with dimensions, generators of the CPU.
-// Not emulated: kernels that run later than the call, a limit of memory, and numbers as a GPU would round them.
+// Not emulated: kernels that run later than the call (but see `order.h`), a limit of memory, and a GPU's rounding.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -20,6 +20,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "order.h"
+
 namespace {
 
 using at::Tensor;
@@ -30,6 +32,11 @@ using OptionalType = std::optional<c10::ScalarType>;
 
 constexpr DeviceIndex kNumDevices = 2;
 thread_local DeviceIndex current_index = 0;
+// The current stream of each device in this thread. `streams.py` makes the streams; a default one has its device's index.
+thread_local StreamId current_streams[kNumDevices] = {0, 1};
+Order order;
+
+StreamId stream_of(Device device) { return current_streams[device.index()]; }
 
 DeviceIndex exchange(DeviceIndex index) {
   const auto before = current_index;
@@ -43,12 +50,18 @@ Device with_index(OptionalDevice device) { return device && device->has_index() 
 
 // ---- memory -------------------------------------------------------------------------------------------------------
 
+void free_on_device(void* memory) {
+  order.release(memory);
+  c10::free_cpu(memory);
+}
+
 struct DeviceMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t num_bytes) override {
     void* memory = c10::alloc_cpu(num_bytes);
-    return {memory, memory, &c10::free_cpu, current_device()};
+    order.allocate(memory, stream_of(current_device()));
+    return {memory, memory, &free_on_device, current_device()};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_on_device; }
   void copy_data(void* to, const void* from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
 };
 
@@ -90,20 +103,28 @@ PinnedMemory pinned_memory;
 
 // ---- random numbers -----------------------------------------------------------------------------------------------
 
+// Whether generators of the device draw the numbers that a generator of the CPU with the same seed draws.
+bool draws_as_cpu = false;
+
 // Like a GPU's generator, this one has a state of 16 bytes, a seed and an offset, and every operation that draws moves
 // the offset. The CPU's generator, seeded with both, draws the numbers, which therefore differ from those of a GPU.
+// With `draws_as_cpu`, it is only seeded where the program seeds it, and its state is the state.
 struct DeviceGenerator final : c10::GeneratorImpl {
   explicit DeviceGenerator(DeviceIndex index)
       : GeneratorImpl(Device(c10::kCUDA, index), c10::DispatchKeySet(c10::DispatchKey::CUDA)),
         drawing_(at::detail::createCPUGenerator()) {}
 
   at::Generator for_one_operation() {
-    drawing_.set_current_seed(seed_ * 6364136223846793005ull + offset_ * 1442695040888963407ull + 1);
+    if (!draws_as_cpu)
+      drawing_.set_current_seed(seed_ * 6364136223846793005ull + offset_ * 1442695040888963407ull + 1);
     offset_ += 4;
     return drawing_;
   }
 
-  void set_current_seed(uint64_t seed) override { seed_ = seed, offset_ = 0; }
+  void set_current_seed(uint64_t seed) override {
+    seed_ = seed, offset_ = 0;
+    drawing_.set_current_seed(seed);
+  }
   uint64_t current_seed() const override { return seed_; }
   void set_offset(uint64_t offset) override { offset_ = offset; }
   uint64_t get_offset() const override { return offset_; }
@@ -112,11 +133,13 @@ struct DeviceGenerator final : c10::GeneratorImpl {
     return seed_;
   }
   void set_state(const c10::TensorImpl& state) override {
+    if (draws_as_cpu) return drawing_.unsafeGetGeneratorImpl()->set_state(state);
     TORCH_CHECK(state.numel() == kStateBytes, "RNG state is wrong size");
     const auto* numbers = static_cast<const uint64_t*>(state.data());
     seed_ = numbers[0], offset_ = numbers[1];
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    if (draws_as_cpu) return drawing_.unsafeGetGeneratorImpl()->get_state();
     auto state = at::empty({kStateBytes}, at::TensorOptions().dtype(c10::kByte).device(c10::kCPU));
     auto* numbers = static_cast<uint64_t*>(state.data_ptr());
     numbers[0] = seed_, numbers[1] = offset_;
@@ -216,9 +239,10 @@ Tensor on_device(const Tensor& tensor, Device device) {
   if (!tensor.defined() || tensor.is_cuda()) return tensor;
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(device));
+  order.allocate(tensor.data_ptr(), stream_of(device));
   return at::for_blob(tensor.data_ptr(), tensor.sizes())
       .strides(tensor.strides())
-      .deleter([tensor](void*) {})
+      .deleter([tensor](void* memory) { order.release(memory); })
       .options(tensor.options().device(device).requires_grad(false))
       .target_device(device)
       .make_tensor();
@@ -228,6 +252,10 @@ Tensor on_device(const Tensor& tensor, Device device) {
 const std::unordered_set<std::string> kMixing = {
     "aten::index",       "aten::index_put",     "aten::index_put_",
     "aten::_index_put_impl_", "aten::_unsafe_index", "aten::set_"};
+
+// Operations that return a value to the host, which waits for it.
+const std::unordered_set<std::string> kWaiting = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero",
+                                                  "aten::masked_select", "aten::_unique2"};
 
 // The arguments of one operation, as the CPU's kernel gets them.
 class Arguments {
@@ -265,6 +293,23 @@ class Arguments {
     if (device_ && has_cpu_) TORCH_CHECK(kMixing.count(schema_.name()), two_devices(*device_, Device(c10::kCPU)));
     return with_index(device_);
   }
+
+  // Begin the operation on its stream, and check its accesses to memory.
+  void order_on(Device device) const {
+    const auto stream = stream_of(device);
+    if (kWaiting.count(schema_.name())) order.wait(-1, stream, order.now());
+    const auto number = order.begin(stream);
+    size_t place = 0;
+    for (size_t i = 0; i < places_.size(); ++i) {
+      const auto* declared = schema_.arguments()[places_[i].first].alias_info();
+      for (; place < places_[i].second; ++place)
+        order.access(aliases_[place].second.storage().data(), stream, number, declared && declared->isWrite(),
+                     schema_.name());
+    }
+  }
+
+  // Note that the next aliases are of the argument with an index.
+  void end_argument(size_t index) { places_.emplace_back(index, aliases_.size()); }
 
   // Give the tensors on the device the memory and the shape of those that the kernel has resized.
   void follow_resized() const {
@@ -307,14 +352,19 @@ class Arguments {
   OptionalDevice device_;
   bool has_cpu_ = false;
   std::vector<std::pair<Tensor, Tensor>> aliases_;  // on the CPU, on the device
+  std::vector<std::pair<size_t, size_t>> places_;   // index of an argument, number of aliases up to and with it
 };
 
 void run_on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const auto& schema = operation.schema();
   Arguments arguments(schema);
   const auto first = stack->size() - schema.arguments().size();
-  for (size_t i = first; i < stack->size(); ++i) (*stack)[i] = arguments.for_cpu((*stack)[i]);
+  for (size_t i = first; i < stack->size(); ++i) {
+    (*stack)[i] = arguments.for_cpu((*stack)[i]);
+    arguments.end_argument(i - first);
+  }
   const auto device = arguments.device();
+  if (order.is_checked) arguments.order_on(device);
   operation.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   arguments.follow_resized();
   const auto& declared = schema.returns();
@@ -350,7 +400,19 @@ Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, OptionalT
   return at::detail::empty_strided_generic(sizes, strides, &device_memory, kKeys, type_of(type));
 }
 
-Tensor& copy_(Tensor& to, const Tensor& from, bool) {
+Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
+  if (order.is_checked) {
+    const auto stream = stream_of(to.is_cuda() ? to.device() : from.device());
+    const auto number = order.begin(stream);
+    if (from.is_cuda()) order.access(from.storage().data(), stream, number, false, "a copy");
+    if (to.is_cuda()) order.access(to.storage().data(), stream, number, true, "a copy");
+    const bool is_between = to.is_cuda() != from.is_cuda();
+    if (is_between && non_blocking && is_pinned((to.is_cuda() ? from : to).data_ptr())) {
+      order.copy_late(stream, on_cpu(to), on_cpu(from), to.is_cuda() ? to : from, to.is_cuda());
+      return to;
+    }
+    if (is_between) order.wait(-1, stream, number);
+  }
   on_cpu(to).copy_(on_cpu(from));
   return to;
 }
@@ -460,3 +522,17 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 // Set the current device of this thread, except if `index` is negative, and return the one before.
 extern "C" int emulated_gpu_exchange(int index) { return exchange(static_cast<DeviceIndex>(index)); }
 extern "C" int emulated_gpu_count() { return kNumDevices; }
+extern "C" void emulated_gpu_draw_as_cpu(bool draws) { draws_as_cpu = draws; }
+extern "C" void emulated_gpu_set_stream(int device, int64_t stream) { current_streams[device] = stream; }
+extern "C" int64_t emulated_gpu_now() { return order.now(); }
+extern "C" void emulated_gpu_wait(int64_t waiting, int64_t stream, int64_t number) {
+  if (order.is_checked) order.wait(waiting, stream, number);
+}
+extern "C" void emulated_gpu_wait_for_all() {
+  if (order.is_checked) order.wait_for_all();
+}
+extern "C" void emulated_gpu_record_use(const void* memory, int64_t stream) {
+  if (order.is_checked) order.record_use(memory, stream);
+}
+extern "C" const char* emulated_gpu_check_order(bool checks) { return order.check_from_now(checks); }
+extern "C" int64_t emulated_gpu_num_late() { return order.num_late; }

@@ -1,7 +1,11 @@
-"""Devices, streams and events of the emulated GPU. Work is done when it is launched, so nothing waits for a stream."""
+"""Devices, streams and events of the emulated GPU.
+
+Work is done when it is launched, so nothing has to wait for it, except while `order.h` checks that the program waits.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import types
@@ -13,15 +17,21 @@ NAME = "emulated GPU"
 _numbers = itertools.count()
 _of_thread = threading.local()
 _defaults = []  # the default stream of each device
+_HOST = -1  # stands for the host, where a stream may wait, too
+loaded = []  # the library, if this process has an emulated GPU
 
 
-def replace(exchange, count):
-    """Replace the functions of `torch.cuda`; `exchange` sets the current device, and returns the one before."""
+def replace(devices):
+    """Replace the functions of `torch.cuda`, with those of the library."""
+    exchange, count = devices.emulated_gpu_exchange, devices.emulated_gpu_count()
+    _declare(devices)
+    loaded.append(devices)
     replaced = {
         "_lazy_init": lambda: None, "is_available": lambda: True, "is_initialized": lambda: True,
         "device_count": lambda: count, "current_device": lambda: exchange(-1),
         "set_device": lambda device: exchange(_index_of(device)) and None,
-        "_exchange_device": exchange, "_maybe_exchange_device": exchange, "synchronize": lambda device=None: None,
+        "_exchange_device": exchange, "_maybe_exchange_device": exchange,
+        "synchronize": lambda device=None: devices.emulated_gpu_wait_for_all(),
         "empty_cache": lambda: None, "is_bf16_supported": lambda including_emulation=True: True,
         "get_device_properties": _properties_of, "get_device_name": lambda device=None: NAME,
         "get_device_capability": lambda device=None: (9, 0), "Event": Event, "Stream": Stream,
@@ -34,50 +44,73 @@ def replace(exchange, count):
         setattr(torch.cuda, name, replacement)
     torch.backends.cuda.is_built = lambda: True
     torch.cuda.default_generators = tuple(torch.Generator(device=f"cuda:{index}") for index in range(count))
-    torch.Tensor.record_stream = lambda tensor, stream: None
+    torch.Tensor.record_stream = lambda tensor, stream: devices.emulated_gpu_record_use(
+        tensor.untyped_storage().data_ptr(), stream.stream_id)
     torch.UntypedStorage.clone = _copy_of_storage
     _defaults.extend(Stream(index) for index in range(count))
 
 
+def _declare(devices):
+    number = ctypes.c_int64
+    devices.emulated_gpu_set_stream.argtypes = [ctypes.c_int, number]
+    devices.emulated_gpu_wait.argtypes = [number] * 3
+    devices.emulated_gpu_record_use.argtypes = [ctypes.c_void_p, number]
+    devices.emulated_gpu_now.restype = devices.emulated_gpu_num_late.restype = number
+    devices.emulated_gpu_check_order.restype = ctypes.c_char_p
+
+
 class Event:
-    """An event that has happened."""
+    """An event of a stream, which has happened when the operations before it have been done."""
 
     def __init__(self, **options):
-        pass
+        self._after = None  # the stream, and the number of its last operation before the event
 
     def record(self, stream=None):
-        pass
+        self._after = (stream or torch.cuda.current_stream()).stream_id, loaded[0].emulated_gpu_now()
 
-    synchronize = wait = record
+    def wait(self, stream=None):
+        self._let_wait((stream or torch.cuda.current_stream()).stream_id)
+
+    def synchronize(self):
+        self._let_wait(_HOST)
 
     def query(self):
+        self.synchronize()
         return True
+
+    def _let_wait(self, waiting):
+        if self._after is not None:
+            loaded[0].emulated_gpu_wait(waiting, *self._after)
 
 
 class Stream:
-    """A stream on which all work is done."""
+    """A stream, which is only a number."""
 
     def __init__(self, device=None, priority=0):
         self.device, self.stream_id = torch.device("cuda", _index_of(device)), next(_numbers)
 
     def wait_stream(self, stream):
-        pass
+        self.wait_event(stream.record_event())
 
-    wait_event = wait_stream
+    def wait_event(self, event):
+        event.wait(self)
 
     def synchronize(self):
-        pass
+        self.record_event().synchronize()
 
     def query(self):
-        return True
+        return self.record_event().query()
 
     def record_event(self, event=None):
-        return event or Event()
+        event = event or Event()
+        event.record(self)
+        return event
 
 
 def set_stream(stream):
     """Make a stream the current one of its device in this thread."""
     _streams()[stream.device.index] = stream
+    loaded[0].emulated_gpu_set_stream(stream.device.index, stream.stream_id)
 
 
 def _streams():
