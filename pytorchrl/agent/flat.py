@@ -45,10 +45,14 @@ class FlatParameters:
             raise WeightsError("a parameter group needs at least one parameter, got none")
         device = next(iter(named.values())).device
         for name, param in named.items():
-            if param.dtype != torch.float32 or param.device != device:
+            if param.device != device:
                 raise WeightsError(
-                    f"parameter {name!r} must be float32 on {device}, got {param.dtype} on {param.device}; build "
-                    "networks without .double() or .half(), and with torch.float32 as the default dtype of torch")
+                    f"parameter {name!r} must be on {device}, got {param.device}; build networks in build_networks, "
+                    "after which they are moved to the device")
+            if param.dtype != torch.float32:
+                raise WeightsError(
+                    f"parameter {name!r} must be float32, got {param.dtype}; build networks without .double() or "
+                    ".half(), and with torch.float32 as the default dtype of torch")
         self._params = named
         self.trained = [param for param in named.values() if param.requires_grad]
         self._frozen = None if len(self.trained) in (0, len(named)) else torch.cat(

@@ -79,3 +79,10 @@ def test_empty_group_and_wrong_dtype_raise():
         FlatParameters([])
     with pytest.raises(WeightsError, match="float64"):
         FlatParameters(nn.Linear(2, 2).double().parameters())
+
+
+def test_parameters_on_another_device_raise():
+    """Check parameters such as those that an actor makes after its networks were moved to the device."""
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2, device="meta")])
+    with pytest.raises(WeightsError, match=r"'1.weight' must be on cpu, got meta; .*build_networks"):
+        FlatParameters(dict(layers.named_parameters()))

@@ -341,6 +341,7 @@ NOT_EXECUTED = {
         "or let keep_bad_batches save the batches", "all episodes so far have had the same return",
         "look in the log for the reason", "look in the log for their errors"),
         "asks for a look at the user's own code or at the log"),
+    "build networks in build_networks": "needs a GPU",
     "call join_group() first": "names what the update worker of each tree does",
 }
 

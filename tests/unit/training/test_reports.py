@@ -173,7 +173,7 @@ def test_settings_of_torch_that_prevent_training_are_refused(setting, message):
 
 
 def test_networks_of_another_precision_are_refused_with_the_remedy():
-    with pytest.raises(WeightsError, match=r"'policy.extractor.layer.weight' must be float32 .*; build networks with"):
+    with pytest.raises(WeightsError, match=r"'policy.extractor.layer.weight' must be float32, .*; build networks with"):
         trained_with(lambda space: Precise(space).double())
     trained_with(Precise)
 

@@ -225,8 +225,8 @@ def test_a_record_with_another_microbatch_size_is_refused(make_scheme, tmp_path)
 class BatchNormed(OnPolicyActor):
     """An actor with batch normalization, which would depend on how a batch is sliced if it were in training mode."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def build_networks(self, generator):
+        super().build_networks(generator)
         self.norm = nn.BatchNorm1d(3)
 
 
