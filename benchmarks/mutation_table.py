@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mutation_gpu import GPU
 from mutation_kinds import KINDS
 
 
@@ -18,6 +19,8 @@ class Mutation:
     """Paths of tests, separated by spaces, optionally followed by ` -k EXPRESSION`."""
     equivalent: str = ""
     """The reason why no test can notice the mutation; empty if a test should notice it."""
+    needs_gpu: bool = False
+    """Whether the tests run on the emulated GPU."""
 
     @property
     def files(self) -> list[str]:
@@ -384,5 +387,8 @@ _RUNTIME_AND_COMMAND_LINE = [
 
 _KINDS = [mutation for entries in KINDS.values() for file, tests, changes in entries
           for mutation in _of(file, tests, *changes)]
+_ON_GPU = [replace(mutation, tests=mutation.tests.replace("/unit/emulated_gpu", "/emulated_gpu"), needs_gpu=True)
+           for entries in GPU.values() for file, tests, changes in entries for mutation in _of(file, tests, *changes)]
 
-MUTATIONS = [*_STORAGES, *_ALGORITHMS, *_ACTORS, *_ENVIRONMENTS, *_SCHEME, *_RUNTIME_AND_COMMAND_LINE, *_KINDS]
+MUTATIONS = [
+    *_STORAGES, *_ALGORITHMS, *_ACTORS, *_ENVIRONMENTS, *_SCHEME, *_RUNTIME_AND_COMMAND_LINE, *_KINDS, *_ON_GPU]

@@ -1,6 +1,6 @@
 """Check that the test suite notices small defects: apply each mutation to a copy of the tree, and run its tests.
 
-    python benchmarks/mutations.py [--only ring] [--list] [--tree .] [--pause 1] [--timeout 300]
+    python benchmarks/mutations.py [--only ring] [--gpu] [--list] [--tree .] [--pause 1] [--timeout 300]
 
 The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all its tests pass.
 Mutations whose effect no test can observe are marked as equivalent in the table, with the reason, and are not tested.
@@ -58,6 +58,8 @@ def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, st
     """Run a mutation's tests in a copy of the tree; return "passed", "failed" or "error", and the end of the output."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-q", "-p", "no:cacheprovider", *mutation.files]
+    if mutation.needs_gpu:
+        command += ["-p", "tests.emulated_gpu.plugin", "-m", "gpu"]
     if mutation.only:
         command += ["-k", mutation.only]
     try:
@@ -110,12 +112,15 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="run only mutations whose file or text contains this")
+    parser.add_argument("--gpu", action="store_true", help="run only mutations whose tests run on the emulated GPU")
     parser.add_argument("--list", action="store_true", help="list the mutations, run nothing")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the tree to mutate; it is copied and not changed")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds to pause after each mutation")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a mutation counts as killed")
     given = parser.parse_args()
     chosen = [m for m in MUTATIONS if given.only in m.file or given.only in m.old]
+    if given.gpu:
+        chosen = [m for m in chosen if m.needs_gpu]
     if given.list:
         for mutation in chosen:
             print(f"{mutation.file}: {mutation.old!r} -> {mutation.new!r}")

@@ -17,7 +17,7 @@ MIN_MUTATIONS = 500
 def mutations(monkeypatch):
     """Return the module benchmarks/mutations.py."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    for name in ("mutation_table", "mutation_kinds"):
+    for name in ("mutation_table", "mutation_kinds", "mutation_gpu"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     spec = importlib.util.spec_from_file_location("mutations", ROOT / "benchmarks" / "mutations.py")
     module = importlib.util.module_from_spec(spec)
