@@ -20,10 +20,10 @@ EMULATED = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -rs -p
 GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-all test-emulated-gpu lint docs notebooks notebooks-sync bench clean
+.PHONY: help venv train test test-all test-emulated-gpu test-emulated-gpu-default lint docs notebooks notebooks-sync bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-25s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.stamp  ## make the virtual environment for training
 
@@ -55,10 +55,16 @@ test: $(VENV)/.stamp-dev  ## run the tests of every change
 	@$(PYTEST)
 
 test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-envs  ## run all tests, including those that train until a score is reached
-	@$(PYTEST) -m ''
+	@code=0; \
+	$(PYTEST) -m '' || code=1; \
+	$(MAKE) --no-print-directory test-emulated-gpu-default || code=1; \
+	exit $$code
 
 test-emulated-gpu: $(VENV)/.stamp-dev  ## run the tests for GPUs on an emulated one, which needs a C++ compiler
 	@$(EMULATED) -m gpu $(GPU_TESTS)
+
+test-emulated-gpu-default: $(VENV)/.stamp-dev  ## run the tests of schemes with a GPU as the default device, emulated
+	@$(EMULATED) --gpu-by-default tests/unit/scheme tests/unit/learner
 
 lint: $(VENV)/.stamp-dev  ## run ruff and mypy, and check spelling and links
 	@code=0; \

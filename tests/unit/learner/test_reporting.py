@@ -428,6 +428,7 @@ def test_the_commit_of_a_repository_is_found(tmp_path):
     assert commit(tmp_path) == f"{found}-dirty"
 
 
+@pytest.mark.cpu("names the GPUs of the machine")
 @pytest.mark.parametrize(("arguments", "command"), [
     (["/x/bin/pytorchrl", "train", "ppo", "--env", "a b"], "pytorchrl train ppo --env 'a b'"),
     (["/x/pytorchrl/__main__.py", "train"], "pytorchrl train"), (["my.py", "1"], "python my.py 1"), ([""], "python"),

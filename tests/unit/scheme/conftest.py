@@ -165,7 +165,7 @@ class Recorder:
 
 
 def _keys(observations):
-    return [tuple(int(number) for number in row[:3]) for row in np.asarray(observations)]
+    return [tuple(int(number) for number in row[:3]) for row in np.asarray(observations.cpu())]
 
 
 @pytest.fixture

@@ -164,6 +164,7 @@ def test_each_policy_has_its_own_decision(trials):
     resumed.stop()
 
 
+@pytest.mark.cpu("names the device of the trial")
 @pytest.mark.parametrize(("kind", "options", "settings", "length"), [
     ("ppo", {}, {}, 1), ("ppo", {"num_mini_batch": 3}, {"num_col_workers": 3}, 1),
     ("ppo", {"mini_batch_size": 10}, {}, 1),
@@ -206,6 +207,7 @@ def compiler(monkeypatch):
     monkeypatch.setattr(compile_rule, "has_compiler", lambda: True)
 
 
+@pytest.mark.cpu("by default, losses are compiled on the CPU only")
 def test_only_runs_with_many_updates_are_compiled(compiler):
     # Updates: 2 epochs of 16 samples each for PPO, one per 8 env steps for SAC and DQN.
     for kind, target_steps, expected in [
@@ -218,6 +220,7 @@ def test_only_runs_with_many_updates_are_compiled(compiler):
         assert (target_steps * updates_per_step > break_even) is expected, (kind, target_steps)
 
 
+@pytest.mark.cpu("by default, losses are compiled on the CPU only")
 def test_runs_by_default_choose_what_took_less_time_in_the_benchmark(compiler):
     source = ROOT / "docs" / "benchmarks" / "compile.jsonl"
     lines = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
@@ -233,6 +236,7 @@ def test_runs_by_default_choose_what_took_less_time_in_the_benchmark(compiler):
         assert decided.algo_factory.options.compile is is_compiled, case
 
 
+@pytest.mark.cpu("by default, losses are compiled on the CPU only")
 def test_options_that_change_the_number_of_updates_change_the_choice(compiler):
     assert compile_choice("sac", 20_000, update_every=1) is True
     assert compile_choice("sac", 20_000, update_every=1, start_steps=19_000) is False
@@ -250,6 +254,7 @@ def extractor(space):
     return torch.nn.Identity()
 
 
+@pytest.mark.cpu("by default, losses are compiled on the CPU only")
 def test_what_was_not_measured_is_not_compiled(compiler, monkeypatch):
     millions = 10**8
     assert compile_choice("ppo", millions) is True
@@ -267,6 +272,7 @@ def test_what_was_not_measured_is_not_compiled(compiler, monkeypatch):
     assert compile_choice("ppo", millions) is False
 
 
+@pytest.mark.cpu("by default, losses are compiled on the CPU only")
 def test_a_slow_policy_that_cannot_be_compiled_is_not(compiler):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)
@@ -277,6 +283,7 @@ def test_a_slow_policy_that_cannot_be_compiled_is_not(compiler):
         assert found is not target_network
 
 
+@pytest.mark.cpu("by default, losses are compiled on the CPU only")
 def test_the_choice_stays_in_resumed_and_replayed_runs(make, compiler, monkeypatch, tmp_path):
     def scheme(**settings):
         return make("ppo", False, **{"runtime": "simulated", **settings})

@@ -23,6 +23,8 @@ from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.gradients.placement import Placement
 from pytorchrl.scheme.options.settings import Settings
 
+pytestmark = pytest.mark.cpu("the defaults of the device options")
+
 GRADS, COLLECTORS = {"num_grad_workers": 2}, {"num_col_workers": 2}
 THREAD = {"col_communication": ASYNC}
 BOTH = {**GRADS, **COLLECTORS}

@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import pairwise
 
+pytestmark = pytest.mark.cpu("stored results of the CPU")
+
 TOOL = Path(__file__).parents[3] / "benchmarks" / "digests.py"
 STORED = json.loads(Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
 

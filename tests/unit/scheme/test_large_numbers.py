@@ -66,9 +66,9 @@ def test_the_spread_around_a_large_number_is_learned_and_kept(train, parts, kwar
     actor = train(*parts, envs, actor={"normalize_obs": True}, steps=45)
     moments = actor.obs_moments[0]
     # The integers from -3 to 3 have a standard deviation of 2.
-    assert moments.scale.numpy() == pytest.approx([0.5, 0.5], rel=0.15)
+    assert moments.scale.cpu().numpy() == pytest.approx([0.5, 0.5], rel=0.15)
     dtype = torch.float64 if not kwargs else torch.int64
-    values = torch.tensor([[LARGE - 2, LARGE], [LARGE, LARGE + 2]], dtype=dtype)
+    values = torch.tensor([[LARGE - 2, LARGE], [LARGE, LARGE + 2]], dtype=dtype, device=actor.device)
     seen = actor.normalize({"obs": values})["obs"]
     assert seen.dtype == torch.float32
     assert (seen[1] - seen[0]).tolist() == pytest.approx([1.0, 1.0], rel=0.15)

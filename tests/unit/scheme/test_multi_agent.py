@@ -235,10 +235,10 @@ def test_a_policy_absent_from_some_slices_gets_its_own_gradient(make_multi):
     worker.get_data()
     batch = worker.batch
     # Rearrange the slices so that half of them have no sample of `early`.
-    parts = list(GradAccumulator(3).slices(batch, torch.device("cpu")))
+    parts = list(GradAccumulator(3).slices(batch, worker.algo.device))
     assert len(parts) == 4
     own = list(GradAccumulator(6).slices(MultiBatch({"early": batch.parts["early"]}, batch.policies, 12),
-                                         torch.device("cpu")))
+                                         worker.algo.device))
     parts = [dataclasses.replace(
         part, parts={"shared": part.parts["shared"], **(own[index // 2].parts if index % 2 else {})})
              for index, part in enumerate(parts)]

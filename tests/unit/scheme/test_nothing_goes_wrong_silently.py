@@ -82,7 +82,7 @@ def test_collectors_start_with_the_weights_of_the_learner(make_scheme, settings)
     scheme.step()
     with torch.no_grad():
         worker.local_worker.set_weights({**worker.get_weights().state, "all": before})
-        for rollout in seen[0]:
+        for rollout in (each.map(lambda leaf: leaf.to(worker.actor.device)) for each in seen[0]):
             logp, _, _ = worker.actor.evaluate(
                 {leaf: rows[:-1].flatten(0, 1) for leaf, rows in rollout.obs.items()}, {}, None,
                 rollout.action.flatten(0, 1))

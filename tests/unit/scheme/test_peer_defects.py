@@ -284,20 +284,20 @@ def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(ma
     scheme = make_scheme(algo=PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1.0, optimizer="sgd",
                                                  max_grad_norm=None),
                          num_col_workers=3, **workers)
-    before = scheme.acting_state()["all"]
+    before = scheme.acting_state()["all"].cpu()
     computed = []
     for handle in scheme.update_worker.remote_workers:
         algo = handle.native.worker.algo
 
         def compute(batch, compute=algo.compute_gradients):
             grads, info = compute(batch)
-            computed.append((grads[0].clone(), batch.num_samples))
+            computed.append((grads[0].cpu().clone(), batch.num_samples))
             return grads, info
         algo.compute_gradients = compute
     scheme.step()
     assert len(computed) == 2
     mean = sum(grad * num for grad, num in computed) / sum(num for _, num in computed)
-    assert torch.allclose(before - scheme.acting_state()["all"], mean, atol=1e-5)
+    assert torch.allclose(before - scheme.acting_state()["all"].cpu(), mean, atol=1e-5)
     assert mean.abs().max() > 1e-3
 
 

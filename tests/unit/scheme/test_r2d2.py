@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, R2D2, QActor, Scheme, SequenceBuffer, VecEnv
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 
@@ -21,7 +22,7 @@ class Watched(R2D2):
     seen = []  # noqa: RUF012 - one list for all workers
 
     def compute_gradients(self, batch):
-        self.seen.append((batch, self))
+        self.seen.append((map_tensors(batch, torch.Tensor.cpu), self))
         return super().compute_gradients(batch)
 
 
@@ -131,11 +132,12 @@ def test_stored_states_equal_those_of_a_new_unroll(make_r2d2):
             steps, count = known[seed, episode], int(t)
             if not all(step in steps for step in range(count)):
                 continue
-            obs = torch.as_tensor(np.stack([steps[step] for step in range(count)]))[:, None]
+            obs = torch.as_tensor(np.stack([steps[step] for step in range(count)]))[:, None].to(algorithm.device)
             with torch.no_grad():
                 _, states = algorithm.actor.unroll(
-                    {"obs": obs}, algorithm.actor.initial_states(1), torch.arange(count)[:, None] == 0)
-            torch.testing.assert_close(batch.rhs["q"][b], states["q"][0], rtol=0.0, atol=1e-6)
+                    {"obs": obs}, algorithm.actor.initial_states(1),
+                    torch.arange(count, device=algorithm.device)[:, None] == 0)
+            torch.testing.assert_close(batch.rhs["q"][b], states["q"][0].cpu(), rtol=0.0, atol=1e-6)
             num_checked += 1
     assert num_checked >= 10
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, DQN, R2D2, PERBuffer, QActor, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, train
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.training.composition import compose
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
@@ -31,7 +32,7 @@ class Watched(R2D2):
     seen = []  # noqa: RUF012 - one list for all workers
 
     def compute_gradients(self, batch):
-        self.seen.append(batch)
+        self.seen.append(map_tensors(batch, torch.Tensor.cpu))
         return super().compute_gradients(batch)
 
 

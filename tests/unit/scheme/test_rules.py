@@ -310,6 +310,7 @@ def test_a_fraction_without_effect_warns(parts):
         Scheme(*parts, col_fraction_workers=0.5)
 
 
+@pytest.mark.cpu("a warning about the processor")
 @pytest.mark.parametrize(("capability", "warned"), [("AVX2", True), ("AVX512", False)])
 def test_bfloat16_on_a_processor_that_lacks_it_warns(parts, monkeypatch, capability, warned):
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)

@@ -102,6 +102,7 @@ def one_worker_agent(name):
             VTraceBuffer.create_factory(8), envs)
 
 
+@pytest.mark.cpu("the learner's device chooses the actions only with central inference")
 @pytest.mark.parametrize("name", ["plain", "memory", "normalizers"])
 def test_one_worker_collects_the_same_with_either_inference(rollouts_of, name):
     found = []

@@ -351,6 +351,7 @@ def stage(monkeypatch):
     return add
 
 
+@pytest.mark.cpu("the learner on the CPU has no copier but that of the test")
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "settings"), [
     ("sac", {}), ("dqn", {}), ("r2d2", {}),

@@ -305,8 +305,8 @@ def test_the_worker_with_a_bad_batch_saves_it(make_bad, tmp_path, settings):
     seen, = computing(scheme)[-1].bad_batches
     kept = Batch(**saved["batch"])
     for name in ("action", "logp", "value", "ret", "advantage", "done"):
-        assert torch.equal(getattr(kept, name), getattr(seen, name))
-    assert torch.equal(kept.obs["obs"], seen.obs["obs"])
+        assert torch.equal(getattr(kept, name), getattr(seen, name).cpu())
+    assert torch.equal(kept.obs["obs"], seen.obs["obs"].cpu())
     assert kept.num_samples == seen.num_samples == len(kept.action)
     assert math.isfinite(saved["info"]["loss"])
     assert saved["acting_state"]["all"].shape == scheme.acting_state()["all"].shape
