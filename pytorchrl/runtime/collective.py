@@ -191,7 +191,7 @@ class NcclCollective(Collective):
 
         def add() -> None:
             try:
-                problems[:] = [self._add(group, torch.zeros(1, device=self.device))]
+                problems[:] = [self._add(group.allreduce, torch.zeros(1, device=self.device))]
             except RuntimeError as error:
                 problems[:] = [_first_line(error)]
 
@@ -220,7 +220,7 @@ class NcclCollective(Collective):
         with self._busy:
             try:
                 problem = "this rank has left the group" if self._left.is_set() else self._add(
-                    self._group, tensor)
+                    self._group.allreduce, tensor)
             except RuntimeError as error:
                 problem = _first_line(error)
             if not problem:
@@ -228,9 +228,9 @@ class NcclCollective(Collective):
             self._abort()
         raise RankLostError(f"a sum over the GPUs of {self.size} gradient workers was aborted: {problem}")
 
-    def _add(self, group: Untyped, tensor: Tensor) -> str:
+    def _add(self, allreduce: Callable[[list[Tensor]], distributed.Work], tensor: Tensor) -> str:
         """Sum the ranks' tensors in place; return why the sum could not be completed, or "" if it is complete."""
-        work, deadline = group.allreduce([tensor]), time.monotonic() + self._timeout_s
+        work, deadline = allreduce([tensor]), time.monotonic() + self._timeout_s
         while not work.is_completed():
             if self._left.is_set():
                 return "this rank has left the group"
