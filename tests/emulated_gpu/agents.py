@@ -152,7 +152,9 @@ AGENTS = {
     "SAC, shards": replay("box", "real", SAC, settings=SHARDS),
     "DDPG, correlated noise": replay("box", "real", DDPG, actor=DETERMINISTIC, noise="ou"),
     "TD3": replay("box", "real", TD3, actor=DETERMINISTIC),
-    "DQN, dueling, noisy, images": replay("image", "number", DQN, actor={"noisy": True, "dueling": True}),
+    # Only a GPU draws random actions that are not used, so an agent with few of them draws other numbers there.
+    "DQN, dueling, noisy, images": replay("image", "number", DQN, actor={"noisy": True, "dueling": True},
+                                          initial_epsilon=0.0, final_epsilon=0.0),
     "DQN, mask, priorities": replay("box", "number", DQN, prioritized(n_step=3), mask=True),
     "DQN, priorities, shards": replay("box", "number", DQN, prioritized(), settings=SHARDS),
     "R2D2": replay("box", "number", R2D2, sequences(), actor=LSTM | {"prev_action_reward": True}),
