@@ -102,9 +102,9 @@ class Watch:
                        "items in the queue, or too many requests to shards")
 
     def check_ranks(self):
-        """Check that the version of each rank equals the version of the scheme, or is one higher."""
-        ranks = self.root.strategy.ranks
-        versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
+        """Check that the version of each rank that has not ended equals that of the scheme, or is one higher."""
+        ranks = [self.root.remote_workers[index].native.worker for index in self.root.strategy.ranks]
+        versions = [worker.actor_version for worker in ranks if worker is not None]
         check_that(all(0 <= version - self.version <= 1 for version in versions), "ranks have versions", versions,
                    "after update", self.version)
 
