@@ -70,7 +70,8 @@ def check_resume(checkpoint: Mapping[str, object], settings: Mapping[str, object
         logger.warning("the run resumes on another kind of device, which rounds differently and draws other random "
                        "numbers, so it does not continue bit for bit: %s",
                        "; ".join(f"{name} was {before[name]!r}, now it is {now[name]!r}"
-                                 for name in OPTIONS if before[name] != now[name]))
+                                 for name in OPTIONS
+                                 if before[name] != now[name] and saved.get(name) != settings.get(name)))
     return own
 
 
