@@ -69,9 +69,9 @@ def agent_of(name, *, is_compiled, net="gru", env="CartPole-v1", mixed=False, **
 def weights_of_run(agent):
     """Return the weights after some updates, and after as many updates with an interruption."""
     found = []
-    for interruptions in ((), (12,)):
+    for interruptions in ((), (7,)):
         scheme = Scheme(*agent, runtime="simulated", seed=1, device=GPU)
-        for end in (*interruptions, 24):
+        for end in (*interruptions, 14):
             while scheme.version < end:
                 scheme.step()
             weights, checkpoint = scheme.acting_state(), scheme.checkpoint()

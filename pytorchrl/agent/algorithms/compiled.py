@@ -233,8 +233,8 @@ def _graph_of(function: Callable[P, R], has_memory: bool, device: torch.device, 
               *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
     """Return a function that launches the operations of `function` as one graph; see `_compile_graph`.
 
-    A compiler would unroll memory over the steps of a sequence, which takes minutes. Therefore, the kernels of networks
-    with memory are recorded as they are, which is possible only on a GPU.
+    A compiler would unroll memory, so its code would grow with the length of a sequence. Therefore, the kernels of
+    networks with memory are recorded without a compiler, which is possible only on a GPU.
     """
     if not has_memory:
         return recorded(_compile_graph(function, device, resized, *args, **kwargs), device, is_compiled=True)
