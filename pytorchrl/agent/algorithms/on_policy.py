@@ -159,12 +159,14 @@ class OnPolicyAlgorithm(Algorithm):
                 {name: torch.from_numpy(state) for name, state in rhs.items()},
                 torch.from_numpy(done), None if mask is None else torch.from_numpy(mask), deterministic)
             other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
-            action, clipped_action, *rows = on_host(
-                action, clipped_action, *[state.float() for state in states.values()], *other.values())
-        arrays = [row.numpy() for row in rows]
-        return ActingStep(
-            action.numpy(), clipped_action.numpy(), dict(zip(states, arrays[:len(states)], strict=True)),
-            dict(zip(other, arrays[len(states):], strict=True)))
+            if not action.is_cpu:
+                action, clipped_action, *rows = on_host(action, clipped_action, *states.values(), *other.values())
+                states, other = (dict(zip(states, rows, strict=False)),
+                                 dict(zip(other, rows[len(states):], strict=True)))
+            return ActingStep(
+                action.numpy(), clipped_action.numpy(),
+                {name: state.float().numpy() for name, state in states.items()},
+                {name: row.numpy() for name, row in other.items()})
 
     def _act(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,

@@ -111,9 +111,11 @@ class R2D2(DQN):
             else:
                 action = self._explore(len(done), deterministic, allowed, lambda: best_action(scores, allowed))
             states = self.actor.with_action(states, action)
-            action, *rows = on_host(action, *states.values())
-        chosen = action.numpy()
-        return ActingStep(chosen, chosen, {name: row.numpy() for name, row in zip(states, rows, strict=True)}, {})
+            if not action.is_cpu:
+                action, *rows = on_host(action, *states.values())
+                states = dict(zip(states, rows, strict=True))
+            chosen = action.numpy()
+            return ActingStep(chosen, chosen, {name: state.numpy() for name, state in states.items()}, {})
 
     # Learning
 
