@@ -14,7 +14,7 @@ GPU: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("agent/storages/on_policy.py", _SAME, [
             ('return samples if self.device.type == "cpu" else samples.to(self.device)', "return samples")]),
         ("agent/algorithms/replay.py", _SAME, [
-            ("torch.from_numpy(leaf).to(self.device) for", "torch.from_numpy(leaf) for")]),
+            ("self._on_device(leaf) for", "torch.from_numpy(leaf) for")]),
     ],
     "a generator of the CPU": [
         ("agent/seeding.py", _SAME, [("torch.Generator(device=device)", "torch.Generator()")]),
@@ -48,7 +48,7 @@ GPU: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "weights or states on the wrong device": [
         ("agent/actors/base.py", _SAME, [("        self.to(self.device)\n", "")]),
         ("agent/algorithms/base.py", f"{_MATRIX} -k trains_on_a_gpu", [
-            ("tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()",
+            ("cpu_copy(tensor) for name, tensor in self._learning_tensors()",
              "tensor.detach().clone() for name, tensor in self._learning_tensors()")]),
     ],
 }
