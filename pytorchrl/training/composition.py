@@ -22,7 +22,7 @@ from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.env import EnvFactory, VecEnv
-from pytorchrl.agent.env.single import GivenEnv
+from pytorchrl.agent.env.single import GivenEnv, is_vector
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
@@ -35,6 +35,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.callbacks.base import Callback
 from pytorchrl.envs import make_factory
+from pytorchrl.envs.suites import VEC_ENV_SIZE
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
@@ -320,16 +321,20 @@ def compose_parts(
     build = functools.partial(own.build, functools.partial(make_factory, env))
     built: list[EnvFactory | None] = []
 
+    is_one = isinstance(env, gym.Env) and not is_vector(env)
+
     def read_spaces() -> EnvFactory | None:
-        number = {"vec_env_size": 1} if isinstance(env, gym.Env) else {}
-        built.append(build({**number, **_divided(specs, options)["environments"]}))
+        # The environments may determine their number themselves, so only the user's number is requested here.
+        built.append(build({"vec_env_size": 1, **_divided(specs, options)["environments"]}))
         return built[0]
 
     suite = presets.suite_or_kind(registration.name, env, read_spaces)
     preset = {name: option for name, option in presets.preset(registration.name, suite, options).items()
               if name not in options}
-    if isinstance(env, gym.Env):
+    if is_one:
         preset = presets.for_one_environment(preset)
+    elif built and built[0] is not None and built[0].has_own_size:
+        preset.pop("num_envs", None)
     chosen = {**preset, **options}
     if _has_shards(options):
         defaults = {name: spec.default for name, spec in specs.items()}
@@ -340,6 +345,8 @@ def compose_parts(
     if not built:
         built.append(build(parts["environments"]))
     elif built[0] is not None:
+        if not is_one and not built[0].has_own_size and "num_envs" not in options:
+            of_preset.setdefault("vec_env_size", VEC_ENV_SIZE)
         # The number of environments does not change their spaces, so no further environment is built for it.
         is_number = of_preset.keys() <= {"vec_env_size"}
         built = [built[0].with_options(**of_preset) if is_number else build(parts["environments"])]
@@ -382,7 +389,8 @@ def _agent(
         return None
     # An environment that is given as an object cannot be copied, so it is also the one in which the agent plays.
     is_given = isinstance(train_envs.options.env_fn, GivenEnv)
-    test_envs = None if is_given else train_envs.with_options(vec_env_size=number)
+    test_envs = None if is_given else (
+        train_envs if train_envs.has_own_size else train_envs.with_options(vec_env_size=number))
     make_actor: Callable[..., Factory[Actor]] = (
         registration.actor.create_factory)  # type: ignore[attr-defined] # all actors have this method
     if isinstance(train_envs, MultiAgentEnvFactory):

@@ -23,7 +23,7 @@ from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
 from pytorchrl.agent.env.guard import has_form
-from pytorchrl.agent.env.single import MAKE_ONE
+from pytorchrl.agent.env.single import MAKE_ONE, is_vector, unwrapped
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.option_values.descriptions import mapping
@@ -110,8 +110,8 @@ def _make_learner(training: Training) -> tuple[Learner, Agent]:
 
 
 def _name_of(env: EnvSource) -> str:
-    if isinstance(env, gym.Env):
-        return type(env.unwrapped).__name__
+    if isinstance(env, gym.Env) or is_vector(env):
+        return type(unwrapped(env)).__name__
     return env if isinstance(env, str) else getattr(env, "__name__", "env")
 
 

@@ -26,19 +26,38 @@ from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
 from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
-from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, import_problem, name_of
+from pytorchrl.agent.env.single import (
+    Blueprint,
+    BuiltVector,
+    GivenVector,
+    build_env,
+    env_or_failure,
+    find_spec,
+    import_problem,
+    is_vector,
+    name_of,
+)
 from pytorchrl.agent.env.spaces import leaf_paths, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
-from pytorchrl.support.untyped import Forwarded
+from pytorchrl.support.untyped import Forwarded, UserPart
 
 VectorMaker = Callable[..., AnyVectorEnv]
+
+
+class VectorSizeError(ConfigError):
+    """A vector environment, `envs`, has another number of environments than the options say."""
+
+    envs: AnyVectorEnv
+
 
 # A step of Gymnasium's NumPy vector environments takes 40 us, regardless of the number of environments. A step of
 # single environments takes 17 us for one environment, and 10 us more for each additional environment
 # (benchmarks/env_backends.py). With at least this many environments, the NumPy vector environments are faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
+# Vector environments in these modules return arrays of NumPy, and need not be wrapped.
+_NUMPY_ONLY = (_NUMPY_VECTORS, "ale_py")
 
 _STATEFUL_WRAPPERS = (
     gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward, gym.wrappers.RecordVideo,
@@ -88,6 +107,9 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     try:
         envs = InProcessVectorEnv(makers, copy=False, autoreset_mode=mode)
+    except BuiltVector as built:
+        _check_native(blueprint)
+        return _checked_native(blueprint, built.env, None)
     except RuntimeError as failure:  # the spaces of the environments differ
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
     envs.info_keys = INFO_KEYS
@@ -164,19 +186,53 @@ def _build_native(
     except USER_ERRORS as failure:
         reraise_of_signal(failure)
         raise EnvError(f"{blueprint.where}: the constructor raised: {describe(failure)}") from failure
-    if not isinstance(envs, VectorEnv) or envs.num_envs != blueprint.num_envs:
+    return _checked_native(blueprint, envs, kwargs.get("autoreset_mode"))
+
+
+def _checked_native(
+    blueprint: Blueprint, built: UserPart, mode: AutoresetMode | str | None,
+) -> tuple[AnyVectorEnv, AutoresetMode]:
+    """Return a native vector environment, in the form of Gymnasium and with arrays of NumPy, and its autoreset mode.
+
+    Args:
+        blueprint: The settings.
+        built: An object that steps all environments at once.
+        mode: The autoreset mode that was requested; None if the object determines it.
+
+    Raises:
+        FactoryError: The object is no vector of environments.
+        VectorSizeError: The number of environments differs from the requested one.
+    """
+    if not is_vector(built):
         raise FactoryError(
-            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
-            f"{name_of(blueprint)} returned {envs}")
+            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv, or an object with num_envs, reset "
+            f"and step, of that size; {name_of(blueprint)} returned {built}")
+    if isinstance(built, VectorEnv):
+        envs: AnyVectorEnv = built
+    else:
+        from pytorchrl.agent.env.tensors.objects import ObjectVector  # imports torch
+
+        envs = ObjectVector(built, blueprint.truncation)
+    if envs.num_envs != blueprint.num_envs:
+        failure = VectorSizeError(
+            f"vec_env_size={blueprint.num_envs}, but {name_of(blueprint)} has {envs.num_envs} environments; set "
+            f"{envs.num_envs}, or leave vec_env_size out (with train, num_envs)")
+        failure.envs = envs
+        raise failure
     _check_spaces(envs, blueprint.where)
-    # The keyword argument is more reliable than the metadata, because classes may share one metadata dictionary.
-    mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
+    # The argument is more reliable than the metadata, because classes may share one metadata dictionary.
+    mode = autoreset_mode_of(envs) if mode is None else AutoresetMode(mode)
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
         envs.close()
         raise ConfigError(
             f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} supports only {mode.value}; "
             "use backend='sync'")
     speed_up_action_check(envs.unwrapped.action_space)
+    is_given = isinstance(blueprint.env_fn, GivenVector)
+    if is_given or not type(envs.unwrapped).__module__.startswith(_NUMPY_ONLY):
+        from pytorchrl.agent.env.tensors.host import HostVector
+
+        envs = HostVector(envs, blueprint.where, is_given=is_given)
     return envs, mode
 
 

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, find_highest_version, load_env_creator
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
+from typing_extensions import override
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
 from pytorchrl.agent.env.aliases import (
@@ -38,6 +41,7 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 from pytorchrl.support.code import import_extra, import_module, missing_package
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
+from pytorchrl.support.untyped import UserPart
 
 TURN_BASED = (
     "pass a function that returns pettingzoo.utils.conversions.turn_based_aec_to_parallel(env), and "
@@ -88,12 +92,42 @@ class GivenEnv:
         return _LeftOpen(self.env)
 
     def __repr__(self) -> str:
-        return f"<an environment of the class {type(self.env.unwrapped).__name__}>"
+        return f"<an environment of the class {type(unwrapped(self.env)).__name__}>"
 
 
 class _LeftOpen(AnyWrapper):
     def close(self) -> None:
         """Do nothing, because the environment belongs to the user."""
+
+
+class GivenVector(GivenEnv):
+    """A function that returns a vector of environments that the user has built; see `GivenEnv`."""
+
+    @override
+    def __call__(self, num_envs: int) -> UserPart:
+        """Return the vector of environments, which has its own number of environments."""
+        return self.env
+
+
+class BuiltVector(Exception):  # noqa: N818 - it is no error
+    """Reports that a function has built a vector of environments, `env`, instead of one environment."""
+
+    def __init__(self, env: UserPart) -> None:
+        super().__init__()
+        self.env = env
+
+
+def unwrapped(env: UserPart) -> UserPart:
+    """Return an environment without Gymnasium's wrappers; other objects are returned as they are."""
+    return env.unwrapped if isinstance(env, (gym.Env, VectorEnv)) else env
+
+
+def is_vector(env: object) -> bool:
+    """Return whether an object steps several environments at once; a class does not, but its instances may."""
+    if isinstance(env, VectorEnv):
+        return True
+    number = getattr(unwrapped(env), "num_envs", None)
+    return not inspect.isclass(env) and isinstance(number, (int, np.integer)) and callable(getattr(env, "step", None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +148,8 @@ class Blueprint:
     """Name of the worker, for error messages."""
     restarts: Restarts | None = None
     """Restart budget; if None, an exception in an environment ends the run."""
+    truncation: str = "exact"
+    """See the option of `VecEnv`."""
     timeout_s: float | None = None
     """Longest time of one call of an environment, in seconds; native vector environments, which step all environments
     in one call, are then refused."""
@@ -219,8 +255,10 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
         else:
             assert callable(blueprint.env_fn)
             env = blueprint.env_fn(**kwargs)
-            if isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
-                env = TimeLimit(env, blueprint.max_episode_steps)
+        if is_vector(env):
+            raise BuiltVector(env)
+        if spec is None and isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
+            env = TimeLimit(env, blueprint.max_episode_steps)
         if not isinstance(env, gym.Env):
             raise FactoryError(f"env_fn must return a gymnasium.Env, got {_type_name(env)} from {name_of(blueprint)}"
                                f"{_hint(env)}")
@@ -233,6 +271,8 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
             env = MaskMethod(env, MASK_LEAF)
         if blueprint.frame_stack > 1:
             env = FrameStack(env, blueprint.frame_stack)
+    except BuiltVector:
+        raise
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
         raise import_problem(spec, failure) or failure from failure
     except USER_ERRORS as failure:

@@ -19,6 +19,7 @@ from pytorchrl.agent.env.aliases import AnySpace, EnvFn, EnvKwargs, Info, Observ
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
 from pytorchrl.agent.env.backends import (
     InProcessVectorEnv,
+    VectorSizeError,
     build_vector,
     check_can_be_sent,
     close_vector,
@@ -37,7 +38,15 @@ from pytorchrl.agent.env.common import (
 from pytorchrl.agent.env.guard import VectorResults, describe
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
-from pytorchrl.agent.env.single import MAKE_ONE, Blueprint, GivenEnv, registered_spec, version_warnings
+from pytorchrl.agent.env.single import (
+    MAKE_ONE,
+    Blueprint,
+    GivenEnv,
+    GivenVector,
+    is_vector,
+    registered_spec,
+    version_warnings,
+)
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
@@ -107,6 +116,10 @@ class VecEnv(Part):
             "auto", help="When a new episode starts: same_step in the step that ends the previous episode, next_step "
             "in the step after it. auto uses same_step if the environment supports it, else next_step.",
             choices=("auto", "same_step", "next_step"))
+        truncation: str = option(
+            "exact", help="Value after an episode that was cut off, for a vector environment that returns the first "
+            "observation of the next episode and not the last one: exact refuses such an end; approximate takes the "
+            "observation before the last step instead.", choices=("exact", "approximate"))
         frame_stack: int = option(1, help="Number of most recent observations concatenated into one.", low=1)
         end_on_life_loss: bool = option(
             False, help="Whether a decrease of info['lives'] is a termination for learners; the game continues.")
@@ -131,7 +144,9 @@ class VecEnv(Part):
 
         def __post_init__(self) -> None:
             """Check each field and the combinations of fields."""
-            if isinstance(self.env_fn, gym.Env):
+            if is_vector(self.env_fn):
+                object.__setattr__(self, "env_fn", GivenVector(self.env_fn))
+            elif isinstance(self.env_fn, gym.Env):
                 object.__setattr__(self, "env_fn", GivenEnv(self.env_fn))
             super().__post_init__()
             if not (isinstance(self.env_fn, (str, EnvSpec)) or callable(self.env_fn)):
@@ -145,7 +160,9 @@ class VecEnv(Part):
             """Refuse a number of restarts if environments are not restarted, and several uses of one environment."""
             yield from super().contradictions()
             if isinstance(self.env_fn, GivenEnv):
-                for name, allowed in (("vec_env_size", (1,)), ("backend", ("auto", "sync"))):
+                is_one = not isinstance(self.env_fn, GivenVector)
+                for name, allowed in ((("vec_env_size", (1,)), ("backend", ("auto", "sync"))) if is_one else (
+                        ("backend", ("auto", "vector")),)):
                     if (value := getattr(self, name)) not in allowed:
                         yield Problem(f"{name} must be {' or '.join(map(repr, allowed))} for an environment that is "
                                       f"given as an object, got {value!r}", MAKE_ONE, (name,))
@@ -176,7 +193,17 @@ class VecEnv(Part):
         """
         kwargs = dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}
         built = build_options(cls, {"env_fn": env_fn, "env_kwargs": kwargs, "vec_env_size": vec_env_size, **options})
-        probe, obs = cls._probe(built)
+        has_own_size = False
+        try:
+            probe, obs = cls._probe(built)
+        except VectorSizeError as failure:  # the environments themselves determine their number
+            if not isinstance(built.env_fn, GivenVector):
+                failure.envs.close()
+            size = failure.envs.num_envs
+            if vec_env_size == 1:  # the default
+                built = dataclasses.replace(built, vec_env_size=size)
+            probe, obs = cls._probe(built, size=built.vec_env_size)
+            has_own_size = True
         if built.keep_float64 is None and any(map(is_large, obs.values())):
             wide = dataclasses.replace(built, keep_float64=True)
             found, obs = cls._probe(wide)
@@ -185,16 +212,16 @@ class VecEnv(Part):
         for text in (*wrapper_warnings(probe.vector), *version_warnings(built.env_fn)):
             logger.warning("%s", text)
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
-                          raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn))
+                          raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn), has_own_size=has_own_size)
 
     @classmethod
-    def _probe(cls, options: Options) -> tuple[Self, Arrays]:
-        """Build and close a vectorized environment of size 1 in this process; return it and its first observation."""
+    def _probe(cls, options: Options, size: int = 1) -> tuple[Self, Arrays]:
+        """Build and close a vectorized environment in this process; return it and its first observations."""
         backend = options.backend
         if backend == "async":
             check_can_be_sent(options.env_fn, options.env_kwargs, options.wrappers)
             backend = "sync"
-        probe = cls(dataclasses.replace(options, vec_env_size=1, log_dir=None, backend=backend), seed=0)
+        probe = cls(dataclasses.replace(options, vec_env_size=size, log_dir=None, backend=backend), seed=0)
         try:
             return probe, probe.reset()[0]
         finally:
@@ -226,7 +253,7 @@ class VecEnv(Part):
             from_start=options.on_env_error == "restart" or not is_training)
         self.vector, self.autoreset_mode = build_vector(Blueprint(
             env_fn=options.env_fn, env_kwargs=options.env_kwargs | ({} if is_training else options.test_env_kwargs),
-            num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,
+            num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset, truncation=options.truncation,
             max_episode_steps=options.max_episode_steps, frame_stack=options.frame_stack, wrappers=options.wrappers,
             num_threads=num_threads, seeds=self.seeds, where=self._where,
             restarts=None if options.on_env_error == "raise" else self._restarts, timeout_s=options.env_timeout_s,
@@ -487,6 +514,8 @@ class EnvFactory(Factory[VecEnv]):
     its agents. None if the spaces are unknown."""
     spec: EnvSpec | None = field(default=None, compare=False)
     """Specification of an id that a script may have registered, for workers whose process has not registered it."""
+    has_own_size: bool = False
+    """Whether `env_fn` determines the number of environments, so that `vec_env_size` cannot be chosen."""
 
     @property
     def num_envs(self) -> int:

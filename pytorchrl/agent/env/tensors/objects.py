@@ -1,0 +1,232 @@
+"""Turn objects that step many environments at once into vector environments of Gymnasium.
+
+Simulators of robots define such objects, but only some of them derive the objects from Gymnasium's `VectorEnv`. All of
+them reset an environment in the step that ends its episode. N = number of environments.
+
+| results of `step` | examples |
+|---|---|
+| observations, reward, terminated, truncated, extras | Isaac Lab, mjlab |
+| observations, reward, dones, extras | rsl_rl, Genesis |
+
+`reset` returns observations, or observations and extras. An object with a method `get_observations`, as in rsl_rl, may
+lack `reset`. With four results, `extras["time_outs"]` says which episodes were cut off by a time limit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from pytorchrl.agent.env.aliases import Action, AnySpace, Info, Observation
+from pytorchrl.agent.env.single import unwrapped
+from pytorchrl.errors import EnvError
+from pytorchrl.support.terminal import get_logger
+from pytorchrl.support.untyped import UserPart
+
+logger = get_logger(__name__)
+
+FINAL_OBS = "final_obs"
+"""Entry of `extras` with the last observations of the episodes that ended, in the rows of their environments."""
+
+
+class ObjectVector(VectorEnv[Observation, Action, Observation]):
+    """An object that steps N environments at once, in the form of Gymnasium; see the table of this module.
+
+    Observations are tensors, or arrays that NumPy understands, in dictionaries of any depth. If the object does not
+    state its spaces, they are read off its first observations and its number of actions, `num_actions`.
+
+    The object resets an environment in the step that ends its episode, so the last observation of the episode is known
+    only if `extras` contains it (`FINAL_OBS`). Otherwise, `truncation="approximate"` uses the observation before the
+    last step instead, for which memory for one copy of the observations is needed.
+
+    Args:
+        env: The object.
+        truncation: See the option of `VecEnv`.
+
+    Attributes:
+        num_approximated: Number of episodes that were cut off and whose last observation was not known.
+    """
+
+    def __init__(self, env: UserPart, truncation: str) -> None:
+        self._env, self._is_approximate = env, truncation == "approximate"
+        self._base = base = unwrapped(env)
+        self.num_envs = int(base.num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.num_approximated = 0
+        self._before: Observation = None  # a copy of the latest observations
+        self.single_observation_space = self._space("observation")
+        self.single_action_space = self._space("action")
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors that the object takes and returns."""
+        return torch.device(getattr(self._base, "device", None) or "cpu")
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
+        """Start new episodes in all environments."""
+        obs, extras = self._reset(seed)
+        self._keep(obs)
+        return obs, extras
+
+    def step(self, actions: Action) -> tuple[Observation, Observation, Observation, Observation, Info]:
+        """Step all environments; those whose episode ends return the first observation of the next episode."""
+        result = self._env.step(actions)
+        if not isinstance(result, tuple) or len(result) not in (4, 5):
+            raise EnvError(
+                f"step: expected (observations, reward, terminated, truncated, extras) or (observations, reward, "
+                f"dones, extras), got {_kind(result)}")
+        if len(result) == 5:
+            obs, reward, terminated, truncated, extras = result
+        else:
+            obs, reward, dones, extras = result
+            truncated, terminated = _split(dones, extras)
+        terminated, truncated = _flags("terminated", terminated), _flags("truncated", truncated)
+        if not isinstance(extras, Mapping):
+            raise EnvError(f"step: expected a dictionary as extras, got {_kind(extras)}")
+        info = dict(extras)
+        ended = terminated | truncated
+        if FINAL_OBS not in info and bool(ended.any()):
+            info[FINAL_OBS] = self._approximate(obs, truncated & ~terminated)
+        self._keep(obs)
+        return obs, reward, terminated, truncated, info
+
+    def close(self, **options: object) -> None:
+        """Close the object, if it can be closed."""
+        close = getattr(self._env, "close", None)
+        if callable(close):
+            close()
+
+    def _reset(self, seed: int | None = None) -> tuple[Observation, Info]:
+        """Reset the object with a seed in the way that it supports; return its observations and its extras."""
+        reset = getattr(self._env, "reset", None)
+        result = None
+        if callable(reset):
+            names = _parameters(reset)
+            if seed is not None and not names & {"seed", "kwargs"}:
+                self._seed(seed)
+                seed = None
+            result = reset() if seed is None else reset(seed=seed)
+        if hasattr(self._env, "get_observations"):  # in rsl_rl, `reset` may return something else, or not exist
+            result = self._env.get_observations()
+        if isinstance(result, tuple) and len(result) == 2 and (result[1] is None or isinstance(result[1], Mapping)):
+            return result[0], dict(result[1] or {})
+        return result, {}
+
+    def _seed(self, seed: int) -> None:
+        if callable(method := getattr(self._env, "seed", None)):
+            method(seed)
+        else:
+            logger.warning("%s takes no seed, neither in reset(seed=) nor by seed(), so that a run with the same seed "
+                           "may differ", type(self._base).__name__)
+
+    def _space(self, name: str) -> AnySpace:
+        """Return the space of one environment's observations or actions."""
+        for attribute in (f"single_{name}_space", f"{name}_space"):
+            space = getattr(self._base, attribute, None)
+            if isinstance(space, spaces.Space):
+                return space
+        if name == "observation":
+            return _space_of(self._reset()[0], self.num_envs)
+        number = getattr(self._base, "num_actions", None)
+        if not isinstance(number, (int, np.integer)):
+            raise EnvError(
+                f"{type(self._base).__name__} states no actions: it has neither single_action_space, a space of "
+                "Gymnasium, nor num_actions, the number of continuous actions; set one of them")
+        return spaces.Box(-np.inf, np.inf, (int(number),), np.float32)
+
+    def _keep(self, obs: Observation) -> None:
+        if self._is_approximate:
+            self._before = _copied(obs)
+
+    def _approximate(self, obs: Observation, cut: Observation) -> Observation:
+        """Return observations in place of the unknown last ones, given those after the step.
+
+        The values of the last observations matter only in the rows where `cut` is true.
+        """
+        number = int(cut.sum())
+        if number and not self._is_approximate:
+            raise EnvError(
+                "step: an episode was cut off, but the environment returns the first observation of the next episode "
+                f"and no last one in extras[{FINAL_OBS!r}], so the value of the last state is unknown; add it, or "
+                "set truncation='approximate', which takes the value of the state before the last step instead")
+        self.num_approximated += number
+        return self._before if number else obs
+
+
+def _space_of(obs: Observation, num_envs: int) -> AnySpace:
+    """Return a space of unbounded numbers for the observations of one environment, read off N observations."""
+    if hasattr(obs, "items"):
+        return spaces.Dict({str(name): _space_of(part, num_envs) for name, part in obs.items()})
+    shape = tuple(getattr(obs, "shape", ()))
+    if not shape or shape[0] != num_envs:
+        raise EnvError(f"reset: expected observations with {num_envs} rows, one for each environment, got {_kind(obs)}")
+    dtype = _numpy_dtype(obs)
+    if dtype == np.uint8:
+        return spaces.Box(0, 255, shape[1:], np.uint8)
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape[1:], np.float64 if dtype == np.float64 else np.float32)
+    raise EnvError(f"reset: the environment states no observation_space, and its observations are {_kind(obs)}; set "
+                   "single_observation_space to a space of Gymnasium, or return floats")
+
+
+def _numpy_dtype(value: Observation) -> np.dtype[np.generic]:
+    if isinstance(value, Tensor):
+        wide = value.dtype in (torch.bfloat16, torch.float16)
+        return np.dtype(np.float32) if wide else torch.empty(0, dtype=value.dtype).numpy().dtype
+    return np.asarray(value).dtype
+
+
+def _split(dones: Observation, extras: object) -> tuple[Observation, Observation]:
+    """Return which episodes were cut off, and which ended otherwise."""
+    cut = extras.get("time_outs") if isinstance(extras, Mapping) else None
+    dones = _flags("dones", dones)
+    if cut is None:
+        return dones & False, dones
+    cut = _flags("time_outs", cut) & dones
+    return cut, dones & ~cut
+
+
+def _flags(name: str, values: Observation) -> Observation:
+    """Return flags as booleans; whole numbers must be 0 or 1."""
+    if isinstance(values, Tensor):
+        if values.dtype is torch.bool:
+            return values
+        is_whole = not values.is_floating_point() and not values.is_complex()
+        fits = is_whole and bool(((values == 0) | (values == 1)).all())
+    else:
+        values = np.asarray(values)
+        if values.dtype == np.bool_:
+            return values
+        fits = values.dtype.kind in "iu" and bool(((values == 0) | (values == 1)).all())
+    if not fits:
+        raise EnvError(f"step: expected {name} to be flags, got {_kind(values)}; return bool")
+    return values.to(torch.bool) if isinstance(values, Tensor) else values.astype(np.bool_)
+
+
+def _copied(obs: Observation) -> Observation:
+    if hasattr(obs, "items"):
+        return {name: _copied(part) for name, part in obs.items()}
+    return obs.clone() if isinstance(obs, Tensor) else np.array(obs)
+
+
+def _parameters(function: object) -> set[str]:
+    try:
+        return set(inspect.signature(cast("type", function)).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"{value.dtype} {tuple(value.shape)}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
