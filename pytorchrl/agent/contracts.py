@@ -485,7 +485,9 @@ def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> N
     if not isinstance(estimate, tuple) or len(estimate) != 2:
         raise violation(storage, "estimate()", _described(estimate), "advantages and returns, two arrays")
     for name, array in zip(("advantages", "returns"), estimate, strict=True):
-        if not isinstance(array, np.ndarray) or array.shape != tuple(shape) or array.dtype != np.float32:
+        is_tensor = isinstance(array, Tensor) and not array.is_cpu  # of a rollout on a device
+        dtype = torch.float32 if is_tensor else np.float32
+        if (not isinstance(array, np.ndarray) and not is_tensor) or array.shape != tuple(shape) or array.dtype != dtype:
             raise violation(storage, "estimate()", f"{name} as {_described(array)}",
                             f"a numpy array of shape {tuple(shape)} and dtype float32 (.astype(np.float32) converts)")
 

@@ -177,6 +177,31 @@ class Step(NamedTuple):
     """(E,) bool; whether an agent waits for its turn after this step; None if no agent has waited so far."""
 
 
+class TensorStep(NamedTuple):
+    """The result of one step of E environments on a device, as tensors; see `Step` for the fields not described here.
+
+    Nothing in it depends on values that the host would have to read: the last observations of episodes are those of all
+    environments, and matter where `ended` is true.
+    """
+
+    obs: Obs
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    first: Tensor
+    final_obs: Obs
+    """The last observations of episodes, leaf -> (E, ...); empty if they are in `obs`."""
+    ended: Tensor
+    """(E,) bool, whether the episode ended in this step."""
+    episode_return: Tensor
+    """(E,) float64, the sum of the raw rewards of the running or ended episode."""
+    episode_length: Tensor
+    """(E,) int64, the number of its valid steps."""
+    episodes: tuple[()] = ()
+    """Always empty: the host learns once a rollout which episodes have ended."""
+
+
 class ActingStep(NamedTuple):
     """The decisions of an algorithm for E environments, as NumPy arrays."""
 
@@ -190,9 +215,39 @@ class ActingStep(NamedTuple):
     """Additional values (E, ...) to store with the transition, by name."""
 
 
+class TensorActing(NamedTuple):
+    """The decisions of an algorithm for E environments on a device, as tensors; see `ActingStep`."""
+
+    action: Tensor
+    clipped_action: Tensor
+    rhs: Obs
+    other: Obs
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """The parts of a rollout on a device that the host needs, copied in one transfer; see `RolloutData`."""
+
+    done: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+    final_index: np.ndarray
+    is_finite: bool
+    """Whether all observations, last observations and rewards are finite."""
+    continues: bool
+    """Whether the first observations are the last ones of the collector's previous rollout."""
+    episodes: list[Episode]
+    """The episodes that ended in the rollout; `time_s` is the time at the end of the rollout."""
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutData:
-    """The transitions of one rollout, on the CPU. `finish_rollout` of an algorithm adds entries to `other`.
+    """The transitions of one rollout, on the CPU or, if `host` is not None, on a device.
+
+    `finish_rollout` of an algorithm adds entries to `other`.
 
     K is the number of transitions whose next observation is in `final_obs`, because the next row of `obs` contains the
     first observation of a new episode instead.
@@ -224,6 +279,8 @@ class RolloutData:
     """Values that the algorithm stored or computed, such as `logp` (T, E), `value` (T+1, E) and `final_value` (K,)."""
     final_mask: Tensor | None = None
     """(K, n) bool, actions that are allowed after `final_obs`; None without masks."""
+    host: HostRows | None = None
+    """For a rollout on a device, its parts that the host needs; None for a rollout on the CPU."""
 
     @property
     def num_steps(self) -> int:
@@ -247,7 +304,8 @@ class RolloutData:
 
     def num_valid(self) -> int:
         """Return the number of env steps, that is, of valid transitions."""
-        valid = self.valid.numpy() if isinstance(self.valid, Tensor) else self.valid
+        valid = self.valid if self.host is None else self.host.valid
+        valid = valid.numpy() if isinstance(valid, Tensor) else valid
         return int(np.count_nonzero(valid))  # faster than the sum of a small tensor
 
     def map(self, function: Callable[[Payload], object]) -> RolloutData:
@@ -256,11 +314,14 @@ class RolloutData:
             if value is None:
                 return None
             return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
-        return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
+        return RolloutData(host=self.host, **{
+            f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "host"})
 
     def to_numpy(self) -> RolloutData:
-        """Return the rollout as NumPy arrays that share memory with the tensors; nothing is copied."""
-        return self.map(lambda tensor: tensor.numpy())
+        """Return the rollout as NumPy arrays, which share memory with tensors on the CPU; others are copied."""
+        if self.host is None:
+            return self.map(lambda tensor: tensor.numpy())
+        return dataclasses.replace(self.map(lambda tensor: tensor.cpu().numpy()), host=None)
 
 
 class Evaluated(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.moments import Moments, merge_moments
-from pytorchrl.agent.recursion import backward_recursion
+from pytorchrl.agent.recursion import as_float64, as_values, backward_recursion, functions_for
 from pytorchrl.agent.transfers import on_device, on_host
 
 _CLIP = 10.0
@@ -20,14 +20,15 @@ _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
 
 
 def moments(samples: Tensor) -> Moments:
-    """Return (count, mean, M2) of `samples` (N, ...) over the first axis, float64; all are 0 if N = 0.
+    """Return (count, mean, M2) of `samples` (N, ...) over the first axis, float64 on the CPU; all are 0 if N = 0.
 
     M2 is the sum of squared deviations from the mean.
     """
     samples = samples.double()
     count = torch.tensor(float(samples.shape[0]), dtype=torch.float64)
     mean = samples.sum(0) / max(1, samples.shape[0])
-    return count, mean, (samples - mean).square_().sum(0)
+    mean, m2 = on_host(mean, (samples - mean).square_().sum(0))
+    return count, mean, m2
 
 
 def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:
@@ -39,18 +40,20 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
         rollout: T transitions of E environments.
         gamma: Discount.
         running: (E,) float64, G before the first row (zeros before the first rollout); updated in place to G after the
-            last row.
+            last row. For a rollout on a device, it is a tensor there, and so is the result.
 
     Returns:
         (T, E) float64; where a transition is not valid, the previous G is repeated.
     """
-    ended, valid = (rollout.terminated | rollout.truncated).numpy(), rollout.valid.numpy()
-    sums = np.where(valid, rollout.reward.numpy(), 0.0).astype(np.float64)
-    decay = np.where(valid, gamma, 1.0)
-    sums[0] += decay[0] * running
-    decay[1:][ended[:-1]] = 0.0
-    backward_recursion(sums[::-1], decay[::-1])
-    running[:] = np.where(ended[-1], 0.0, sums[-1])
+    ended, valid = as_values(rollout.terminated | rollout.truncated), as_values(rollout.valid)
+    reward, xp = as_float64(rollout.reward), functions_for(valid)
+    # The recursion runs backward in time.
+    sums = xp.flip(xp.where(valid, reward, 0.0), (0,))
+    decay = xp.flip(xp.where(valid, gamma, xp.ones_like(reward)), (0,))
+    sums[-1] += decay[-1] * running
+    decay[:-1] = xp.where(xp.flip(ended[:-1], (0,)), 0.0, decay[:-1])
+    sums = xp.flip(backward_recursion(sums, decay), (0,))
+    running[:] = xp.where(ended[-1], 0.0, sums[-1])
     return sums
 
 
@@ -81,8 +84,8 @@ class RunningMoments(nn.Module):
 
     def merge(self, other: Moments) -> None:
         """Merge the moments of new samples in place."""
-        count, mean, m2 = on_host(self.count, self.mean, self.m2)
-        count, mean, m2 = merge_moments((count, mean, m2), other)
+        count, mean, m2, *(more, their_mean, their_m2) = on_host(self.count, self.mean, self.m2, *other)
+        count, mean, m2 = merge_moments((count, mean, m2), (more, their_mean, their_m2))
         if count == 0:
             return
         merged = {self.count: count, self.mean: mean, self.m2: m2, self.shift: mean,

@@ -26,7 +26,7 @@ from pytorchrl.agent.algorithms.optimizers import (
     check_optimizer,
     make_optimizer,
 )
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, Obs, RolloutData, TensorActing
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
@@ -34,6 +34,7 @@ from pytorchrl.agent.modes import NetworkMode
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.recursion import as_values
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.transfers import cpu_copy
 from pytorchrl.agent.updatable import Updatable
@@ -183,6 +184,22 @@ class Algorithm(Part, Updatable, ABC):
             Actions; the memory after these observations; and, in `other`, more values to store with the transitions.
         """
 
+    def act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
+        """Choose the actions of E environments, as `acting_step` does, from tensors on the algorithm's device.
+
+        Returns:
+            The decisions on the device; the host reads none of them.
+
+        Raises:
+            NotImplementedError: The algorithm chooses actions only by `acting_step`; see `acts_on_device`.
+        """
+        raise NotImplementedError
+
+    @property
+    def acts_on_device(self) -> bool:
+        """Whether `act_on_device` chooses the same actions as `acting_step`."""
+        return False
+
     @abstractmethod
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add to a rollout the values that must be computed with the weights that chose its actions.
@@ -204,8 +221,11 @@ class Algorithm(Part, Updatable, ABC):
         """
         if self.actor.reward_moments is None:
             return dict(self.actor.moments_of(rollout))
-        returns = discounted_sums(rollout, self.gamma, running.setdefault("returns", np.zeros(rollout.num_envs)))
-        return dict(self.actor.moments_of(rollout, torch.from_numpy(returns)))
+        if "returns" not in running:
+            zeros = rollout.reward.new_zeros(rollout.num_envs, dtype=torch.float64)
+            running["returns"] = as_values(zeros)
+        returns = discounted_sums(rollout, self.gamma, running["returns"])
+        return dict(self.actor.moments_of(rollout, torch.as_tensor(returns)))
 
     # Learning
 

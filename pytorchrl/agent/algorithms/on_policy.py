@@ -37,6 +37,7 @@ from pytorchrl.agent.data import (
     LossParameters,
     Obs,
     RolloutData,
+    TensorActing,
 )
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, option
@@ -151,27 +152,42 @@ class OnPolicyAlgorithm(Algorithm):
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
-        # A CUDA graph cannot contain the check of a mask, because the check waits for the GPU.
-        act = self._act if self._recorded_act is None or mask is not None else self._recorded_act
         with torch.inference_mode():
-            action, clipped_action, dist_params, value, states = act(
+            action, clipped_action, states, other = self._choose(
                 {name: torch.from_numpy(leaf) for name, leaf in obs.items()},
                 {name: torch.from_numpy(state) for name, state in rhs.items()},
                 torch.from_numpy(done), None if mask is None else torch.from_numpy(mask), deterministic)
-            other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
             if not action.is_cpu:
                 action, clipped_action, *rows = on_host(action, clipped_action, *states.values(), *other.values())
                 states, other = (dict(zip(states, rows, strict=False)),
                                  dict(zip(other, rows[len(states):], strict=True)))
             return ActingStep(
-                action.numpy(), clipped_action.numpy(),
-                {name: state.float().numpy() for name, state in states.items()},
+                action.numpy(), clipped_action.numpy(), {name: state.numpy() for name, state in states.items()},
                 {name: row.numpy() for name, row in other.items()})
+
+    @override
+    def act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
+        return self._choose(obs, rhs, done, None, deterministic=False)
+
+    @property
+    @override
+    def acts_on_device(self) -> bool:
+        return not overrides(self, OnPolicyAlgorithm, "acting_step")
+
+    def _choose(
+        self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,
+    ) -> TensorActing:
+        """Return the decisions for E observations in host memory or on the device, as tensors on the device."""
+        # A CUDA graph cannot contain the check of a mask, because the check waits for the GPU.
+        act = self._act if self._recorded_act is None or mask is not None else self._recorded_act
+        action, clipped_action, dist_params, value, states = act(obs, rhs, done, mask, deterministic)
+        other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
+        return TensorActing(action, clipped_action, {name: state.float() for name, state in states.items()}, other)
 
     def _act(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Return the result of the actor's `act` for observations in host memory."""
+        """Return the result of the actor's `act`."""
         with self._precision():
             inputs = self._to_device(obs, rhs, done, mask)
             return self.actor.act(*inputs[:3], deterministic, inputs[3], self.generator, **self._act_options)
@@ -201,7 +217,8 @@ class OnPolicyAlgorithm(Algorithm):
             known: Values (T, E) of the first T rows of observations, if the caller has these values; else None.
 
         Returns:
-            Values (T + 1, E) of all rows, and values (K,) of the observations `rollout.final_obs`; float32 on the CPU.
+            Values (T + 1, E) of all rows, and values (K,) of the observations `rollout.final_obs`, float32 on the
+            device of the rollout.
         """
         num_steps, num_envs = rollout.reward.shape
         start = 0 if known is None else num_steps
@@ -211,13 +228,13 @@ class OnPolicyAlgorithm(Algorithm):
             rollout.done[start:].flatten(0, 1)).view(-1, num_envs)
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
-            return value, torch.zeros(0)
+            return value, value.new_zeros(0)
         # Row t + 1 of `rhs` is the memory after o_t, even if step t ended the episode: the memory is reset only when a
         # network processes the first observation of the next episode.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
-            torch.zeros(len(t), dtype=torch.bool))
+            torch.zeros(len(t), dtype=torch.bool, device=t.device))
 
     # Learning
 
@@ -364,21 +381,21 @@ class OnPolicyAlgorithm(Algorithm):
         return self.loss(evaluated, self.prepare_batch(batch), parameters, weights)
 
     def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
-        """Return values (B,) on the CPU, computed in chunks to limit memory usage."""
-        size, values = rows_at_once(obs), []
+        """Return values (B,) on the device of `done`, computed in chunks to limit memory usage."""
+        size, values, home = rows_at_once(obs), [], done.device
         with torch.no_grad(), self._precision():
             for start in range(0, len(done), size):
                 rows = slice(start, start + size)
                 chunk = {k: v[rows] for k, v in obs.items()}, {k: v[rows] for k, v in rhs.items()}, done[rows]
                 if self.device.type != "cpu":
                     chunk = self._to_device(*chunk, None)[:3]
-                values.append(self._values_of(*chunk))
+                values.append(self._values_of(*chunk).to(home))
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def _values_of(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
         if self._small_value is not None:
             return self._small_value.of_rollout(self.actor.normalize(obs)[OBS_LEAF]).squeeze(-1)
-        return self.actor.get_value(obs, rhs, done)[0]["value"].float().cpu()
+        return self.actor.get_value(obs, rhs, done)[0]["value"].float()
 
     def _precision(self) -> AbstractContextManager[object]:
         return precision(self.device, self.options.is_mixed)

@@ -21,8 +21,8 @@ from typing_extensions import override
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
-from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
-from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups, overrides
+from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData, TensorActing
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
 from pytorchrl.agent.options import option
@@ -174,6 +174,19 @@ class ReplayAlgorithm(Algorithm):
                     self._is_choice_checked = True
             action, clipped_action = on_host(action, self.actor.to_env(action))
         return ActingStep(action.numpy(), clipped_action.numpy(), {}, {})
+
+    @override
+    def act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
+        if self.parameters[START] > 0:
+            action = self.random_actions(len(done), None)
+        else:
+            action = self.choose(obs, done, False, None)
+        return TensorActing(action, self.actor.to_env(action), {}, {})
+
+    @property
+    @override
+    def acts_on_device(self) -> bool:
+        return not overrides(self, ReplayAlgorithm, "acting_step")
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
         """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `ReplayActor`."""

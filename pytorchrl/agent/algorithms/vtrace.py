@@ -33,7 +33,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
 
         Returns:
             Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
-            of the K observations in `rollout.final_obs`; all float32 on the CPU.
+            of the K observations in `rollout.final_obs`; all float32 on the device of the rewards.
         """
         length = rows_at_once(rollout.obs)
         if self.actor.is_recurrent:
@@ -52,7 +52,9 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
                     check_per_sample(self, "evaluate_target()", row, rollout.reward[steps])
                 logps.append(logp.float())
                 values.append(value.float())
-        logp, value = on_host(torch.cat(logps), torch.cat(values))
+        logp, value = torch.cat(logps), torch.cat(values)
+        if rollout.host is None:
+            logp, value = on_host(logp, value)
         return logp, *self.compute_values(rollout, value)
 
     def evaluate_target(

@@ -101,6 +101,12 @@ class EpisodeStatistics:
         self._returns[ended] = 0.0
         self._num_before[ended] = self._num_steps
 
+    def write(self, episodes: Iterable[Episode]) -> None:
+        """Write finished episodes, which were counted elsewhere, to the monitor file."""
+        if self._monitor is not None:
+            for episode in episodes:
+                self._monitor.write(episode, {})
+
     def close(self) -> None:
         """Close the monitor file."""
         if self._monitor is not None:

@@ -23,6 +23,7 @@ from pytorchrl.agent.env.backends import (
     build_vector,
     check_can_be_sent,
     close_vector,
+    device_of,
     is_native,
     reset_vector,
     wrapper_warnings,
@@ -59,6 +60,7 @@ from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Self
 
 logger = get_logger(__name__)
@@ -212,7 +214,8 @@ class VecEnv(Part):
         for text in (*wrapper_warnings(probe.vector), *version_warnings(built.env_fn)):
             logger.warning("%s", text)
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
-                          raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn), has_own_size=has_own_size)
+                          raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn), has_own_size=has_own_size,
+                          device=device_of(probe.vector))
 
     @classmethod
     def _probe(cls, options: Options, size: int = 1) -> tuple[Self, Arrays]:
@@ -516,11 +519,23 @@ class EnvFactory(Factory[VecEnv]):
     """Specification of an id that a script may have registered, for workers whose process has not registered it."""
     has_own_size: bool = False
     """Whether `env_fn` determines the number of environments, so that `vec_env_size` cannot be chosen."""
+    device: torch.device | None = field(default=None, compare=False)
+    """Device of the environments' tensors; None for the CPU, and for environments without tensors."""
 
     @property
     def num_envs(self) -> int:
         """E, the number of environments."""
         return int(self.options.vec_env_size)
+
+    def _class_for(self, device: torch.device | None) -> type[VecEnv]:
+        if device is None or self.device is None or device.type != self.device.type:
+            return self.cls
+        from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv, reason_for_host
+
+        if reason := reason_for_host(self):
+            logger.warning("the observations are copied from %s to the host in every step, because %s", device, reason)
+            return self.cls
+        return TensorVecEnv
 
     def row_name(self, policy: str, row: int) -> str:
         """Return the name of a row of observations, such as "env 3", for error messages; `policy` is ""."""
@@ -528,16 +543,26 @@ class EnvFactory(Factory[VecEnv]):
 
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword
         self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,
-        num_threads: int = 1, incarnation: int = 0,
+        num_threads: int = 1, incarnation: int = 0, device: torch.device | None = None,
     ) -> VecEnv:
-        """Build the environments of one worker; see `VecEnv` for the arguments.
+        """Build the environments of one worker; see `VecEnv` for the arguments that are not described here.
+
+        Args:
+            index_grad_worker: See `VecEnv`.
+            index_col_worker: See `VecEnv`.
+            mode: See `VecEnv`.
+            seed: See `VecEnv`.
+            num_threads: See `VecEnv`.
+            incarnation: See `VecEnv`.
+            device: The device on which the caller can use tensors. If the environments are there and not on the CPU,
+                the result is a `TensorVecEnv`, if the options allow it. None: the result returns arrays.
 
         Raises:
             EnvError: The spaces of the environments differ from those that `create_factory` found.
         """
         if self.spec is not None:
             gym.registry.setdefault(self.spec.id, self.spec)
-        env = self.cls(
+        env = self._class_for(device)(
             self.options, index_grad_worker=index_grad_worker, index_col_worker=index_col_worker, mode=mode, seed=seed,
             num_threads=num_threads, incarnation=incarnation)
         if env.observation_space != self.observation_space or env.action_space != self.action_space:

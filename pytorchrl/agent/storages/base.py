@@ -16,6 +16,7 @@ from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
+from pytorchrl.agent.storages.tensor_rows import TensorRows
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import BatchOfKind, DataOfAgent, OptionsOfSubclass, StateDict, UserPart
@@ -103,7 +104,8 @@ class Storage(Part, Updatable, ABC):
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         # Only collectors use these rows, which allocate no memory before the first transition.
-        self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
+        self._rollout_rows: UserPart = RolloutRows(
+            self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 
     # Collector
@@ -111,7 +113,7 @@ class Storage(Part, Updatable, ABC):
     @property
     def num_steps(self) -> int:
         """Number of transitions per environment in the current rollout."""
-        return self._rollout_rows.num_steps
+        return int(self._rollout_rows.num_steps)
 
     @property
     def rollout_size(self) -> int:
@@ -121,7 +123,7 @@ class Storage(Part, Updatable, ABC):
     @property
     def full(self) -> bool:
         """Whether the current rollout has all of its `rollout_size` steps."""
-        return self._rollout_rows.num_steps >= self._rollout_rows.size
+        return bool(self._rollout_rows.num_steps >= self._rollout_rows.size)
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Start a rollout with the observations after a reset, (E, ...) by name, and the action masks (E, n) bool."""
@@ -132,7 +134,8 @@ class Storage(Part, Updatable, ABC):
 
         All of them are (E, ...) views, valid until the next `insert_transition`.
         """
-        return self._rollout_rows.current()
+        row: ActingRow = self._rollout_rows.current()
+        return row
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
         """Copy one step of all environments to the next row; only the first call allocates memory."""
@@ -147,7 +150,17 @@ class Storage(Part, Updatable, ABC):
             copy: Whether to return copies. If not, the tensors are views, which are valid until the next
                 `insert_transition`. Views suffice if the same worker learns before it collects again.
         """
-        return self._rollout_rows.take(copy)
+        rollout: RolloutData = self._rollout_rows.take(copy)
+        return rollout
+
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether the storage can learn from rollouts on a device; see `stay_on_device`."""
+        return False
+
+    def stay_on_device(self) -> None:
+        """Fill the rows with tensors of the actor's device: arguments and results of the methods above are tensors."""
+        self._rollout_rows = TensorRows(self.rollout_size, self.actor.initial_states(self.num_envs))
 
     # Learner
 

@@ -12,11 +12,14 @@ collector's newest rollout. The place of extra observation k is the negative num
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 from typing_extensions import override
 
+from pytorchrl.agent.transfers import on_device
 from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import StateDict
@@ -240,6 +243,72 @@ class PlainColumn(ObservationColumn):
     def num_bytes(self) -> int:
         """Allocated memory in bytes."""
         return self.rows.nbytes + self._extras.nbytes
+
+
+class DeviceColumn(ObservationColumn):
+    """Column of observations on a device; places and the saved state are on the host."""
+
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[np.generic],
+                 device: torch.device) -> None:
+        """Allocate `capacity` rows on the device."""
+        empty = torch.from_numpy(np.zeros((0, *shape), dtype)).to(device)
+        self.rows = empty.new_zeros(capacity, *shape)
+        self._extras = empty
+
+    @override
+    def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
+        tensors = torch.as_tensor(obs).to(self.rows.device)
+        self.rows[self._index(places[:-1])] = tensors[:-1]
+        self._write_extras(places[-1], tensors[-1])
+
+    @override
+    def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
+        self._write_extras(places, torch.as_tensor(obs).to(self.rows.device))
+
+    @override
+    def take(self, places: np.ndarray) -> np.ndarray:
+        obs = self.rows[self._index(np.maximum(places, 0))]
+        extra = (places < 0).nonzero()[0]
+        if len(extra):
+            obs[self._index(extra)] = self._extras[self._index(-1 - places[extra])]
+        return cast("np.ndarray", obs)
+
+    @override
+    def state_dict(self, num_rows: int) -> StateDict:
+        return {"rows": self.rows[:num_rows].cpu().numpy(), "extras": self._extras.cpu().numpy()}
+
+    @override
+    def load_state_dict(self, state: StateDict) -> None:
+        self.rows[:len(state["rows"])] = torch.from_numpy(state["rows"]).to(self.rows.device)
+        like = np.zeros((0, *self._extras.shape[1:]), numpy_dtype(self._extras))
+        self._extras = torch.from_numpy(_like(like, state["extras"])).to(self.rows.device)
+
+    @property
+    def num_extras(self) -> int:
+        """Number of extra observations for which memory is allocated."""
+        return len(self._extras)
+
+    @property
+    def num_bytes(self) -> int:
+        """Allocated memory of the device in bytes."""
+        return self.rows.nbytes + self._extras.nbytes
+
+    def _write_extras(self, places: np.ndarray, values: Tensor) -> None:
+        numbers = -1 - places
+        needed, own = int(numbers.max()) + 1, len(self._extras)
+        if needed > own:
+            larger = self._extras.new_zeros(max(_FIRST_EXTRAS, needed, int(_GROWTH * own)), *self._extras.shape[1:])
+            larger[:own] = self._extras
+            self._extras = larger
+        self._extras[self._index(numbers)] = values
+
+    def _index(self, places: np.ndarray) -> Tensor:
+        return on_device(torch.from_numpy(places), self.rows.device)
+
+
+def numpy_dtype(values: np.ndarray | Tensor) -> np.dtype[np.generic]:
+    """Return NumPy's dtype for the values of an array or a tensor."""
+    return values.dtype if isinstance(values, np.ndarray) else torch.empty(0, dtype=values.dtype).numpy().dtype
 
 
 class StackedColumn(ObservationColumn):

@@ -17,8 +17,9 @@ from pytorchrl.agent.data import Batch, DataKind, RolloutData
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.recursion import as_values
 from pytorchrl.agent.storages.base import Storage, StorageActor
-from pytorchrl.agent.storages.returns import gae
+from pytorchrl.agent.storages.returns import Estimates, gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 from pytorchrl.agent.transfers import on_device
 from pytorchrl.support.untyped import OptionsOfSubclass
@@ -86,6 +87,11 @@ class VanillaOnPolicyBuffer(Storage):
         self._samples: Samples | None = None
         self._normalized = False
         self._counters = {"inserted": 0, "sampled": 0}
+
+    @property
+    @override
+    def keeps_tensors(self) -> bool:
+        return True
 
     @property
     def gae_lambda(self) -> float:
@@ -174,7 +180,7 @@ class VanillaOnPolicyBuffer(Storage):
         """Numbers of valid transitions that were `inserted` and `sampled` so far, and that are `resident` now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
-    def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, rollout: RolloutData, recompute: bool = False) -> Estimates:
         """Compute advantages and returns; a subclass may override this method.
 
         Args:
@@ -182,7 +188,8 @@ class VanillaOnPolicyBuffer(Storage):
             recompute: Whether to compute values with the current weights instead of using the stored values.
 
         Returns:
-            Advantages and returns, (T, E) float32 NumPy arrays; entries of invalid steps are ignored.
+            Advantages and returns, (T, E) float32 NumPy arrays or, for a rollout on a device, tensors there; entries
+            of invalid steps are ignored.
         """
         value, final_value = self.values_of(rollout, recompute)
         return gae(rollout, value, final_value, self.algorithm.gamma, self.gae_lambda, self.rewards_of(rollout))
@@ -199,10 +206,13 @@ class VanillaOnPolicyBuffer(Storage):
         return rollout.other["value"], rollout.other["final_value"]
 
     def rewards_of(self, rollout: RolloutData) -> np.ndarray:
-        """Return the rewards for learning, (T, E) float32, normalized if the actor normalizes rewards."""
-        reward: np.ndarray = rollout.reward.numpy()
+        """Return the rewards for learning, (T, E) float32, normalized if the actor normalizes rewards.
+
+        For a rollout on a device, the result is a tensor there; see `as_values`.
+        """
+        reward = as_values(rollout.reward)
         if self.actor.options.normalize_reward:
-            reward = np.clip(reward * self.actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
+            reward = (reward * self.actor.reward_scale()).clip(-_REWARD_CLIP, _REWARD_CLIP)
         return reward
 
     def _lay_out(self, recompute: bool) -> Samples:

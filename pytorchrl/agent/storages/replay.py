@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from pytorchrl.agent.contracts import check_draw
 from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData
@@ -105,6 +106,16 @@ class ReplayBuffer(Storage):
         return self.options.rollout_size
 
     # Inserting
+
+    @property
+    @override
+    def keeps_tensors(self) -> bool:
+        return self.provides is DataKind.TRANSITIONS and self.options.stacked_frames in (None, 1)
+
+    @override
+    def stay_on_device(self) -> None:
+        super().stay_on_device()
+        self.ring.device = self.device
 
     def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
         """Append copies of rollouts; evict the oldest transitions if the storage is full.
@@ -263,6 +274,8 @@ class ReplayBuffer(Storage):
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         """Append a rollout of at least one step."""
+        if rollout.host is not None and self.ring.device is None:  # it was collected before the buffer moved
+            rollout = replace(rollout.map(Tensor.cpu), host=None)
         inserted, errors = self.ring.insert(rollout, source), rollout.other.get(ERROR)
         if errors is not None:
             inserted = inserted._replace(errors=errors.numpy().T.reshape(-1))
@@ -310,8 +323,9 @@ class ReplayBuffer(Storage):
         return low + (self._uniform.take(count) * (high - low)).astype(np.int64)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._is_on_cpu else tensor.to(self.device)
+        tensor = torch.as_tensor(array)
+        # observations that are already on a device stay there
+        return tensor if self._is_on_cpu or not tensor.is_cpu else tensor.to(self.device)
 
     def _tensors(self, arrays: dict[str, np.ndarray]) -> Obs:
         return {name: self._tensor(array) for name, array in arrays.items()}

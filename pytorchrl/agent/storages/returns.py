@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.recursion import backward_recursion
+from pytorchrl.agent.recursion import as_float64, as_values, backward_recursion, functions_for
+
+Estimates = tuple[np.ndarray, np.ndarray] | tuple[Tensor, Tensor]
+"""Advantages and returns, (T, E) float32 each: arrays or, for a rollout on a device, tensors there."""
 
 
 def gae(
     rollout: RolloutData, value: Tensor, final_value: Tensor, gamma: float, gae_lambda: float,
-    reward: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+    reward: np.ndarray | Tensor | None = None,
+) -> Estimates:
     """Return generalized advantage estimates (Schulman et al. 2016, eq. 16), computed in float64.
 
     A transition bootstraps from its true next observation. This is the transition's entry in `final_obs` if there is
@@ -33,16 +37,16 @@ def gae(
     Returns:
         Advantages and returns (advantage + value), (T, E) float32 each, not normalized.
     """
-    values = value.numpy().astype(np.float64)
+    values = as_float64(value)
     delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
     advantage = backward_recursion(delta, (gamma * gae_lambda) * goes_on)
-    return advantage.astype(np.float32), (advantage + values[:-1]).astype(np.float32)
+    return _narrow(advantage, advantage + values[:-1])
 
 
 def vtrace(  # noqa: PLR0913 - the terms of the formula
     rollout: RolloutData, logp: Tensor, value: Tensor, final_value: Tensor, gamma: float, *, rho_bar: float,
-    c_bar: float, vtrace_lambda: float, reward: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+    c_bar: float, vtrace_lambda: float, reward: np.ndarray | Tensor | None = None,
+) -> Estimates:
     """Return V-trace advantages and targets (Espeholt et al. 2018, eq. 1 and section 4.2), computed in float64.
 
     With rho = min(rho_bar, pi / mu) and c = vtrace_lambda * min(c_bar, pi / mu), where mu is the policy that acted:
@@ -65,31 +69,40 @@ def vtrace(  # noqa: PLR0913 - the terms of the formula
     Returns:
         Advantages and targets v, (T, E) float32 each. Invalid rows have advantage 0 and target V.
     """
-    values = value.numpy().astype(np.float64)
+    values = as_float64(value)
+    xp = functions_for(values)
     delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
-    log_ratio = np.where(rollout.valid.numpy(), logp.numpy().astype(np.float64) - rollout.other["logp"].numpy(), 0.0)
+    log_ratio = xp.where(as_values(rollout.valid), as_float64(logp) - as_values(rollout.other["logp"]), 0.0)
     # Clip first, because exp could overflow.
-    rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
+    rho, c = (xp.exp(xp.clip(log_ratio, None, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
     # The advantage is rho times the following: r + gamma V' - V, plus gamma (v_{t+1} - V_{t+1}) within an episode.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
-    return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)
+    return _narrow(rho * advantage, values[:-1] + correction)
 
 
 def _errors(
-    rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
+    rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | Tensor | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the TD errors (T, E), which are 0 in invalid rows, and whether the episode continues after each row.
+    """Return the TD errors (T, E), which are 0 in invalid rows, and 1 where the episode continues after a row, else 0.
 
-    The second array, (T, E) bool, is true in valid rows that do not end an episode.
+    The second array, (T, E), is 1 in valid rows that do not end an episode. Both are float64, because a product of a
+    number and flags would be float32 in torch.
     """
-    next_value = values[1:].copy()
+    xp, next_value = functions_for(values), values[1:]
     if len(rollout.final_index):
-        index = rollout.final_index.numpy()
-        next_value[index[:, 0], index[:, 1]] = final_value.numpy()
-    terminated, truncated, valid = rollout.terminated.numpy(), rollout.truncated.numpy(), rollout.valid.numpy()
-    delta = (rollout.reward.numpy() if reward is None else reward) - values[:-1]
-    delta += gamma * np.where(terminated, 0.0, next_value)
-    delta[~valid] = 0.0
-    return delta, ~(terminated | truncated) & valid
+        index = as_values(rollout.final_index)
+        next_value = xp.concatenate([next_value])  # a copy
+        next_value[index[:, 0], index[:, 1]] = as_float64(final_value)
+    terminated, truncated, valid = as_values(rollout.terminated), as_values(rollout.truncated), as_values(rollout.valid)
+    delta = (as_values(rollout.reward) if reward is None else reward) - values[:-1]
+    delta += gamma * xp.where(terminated, 0.0, next_value)
+    return xp.where(valid, delta, 0.0), xp.where(~(terminated | truncated) & valid, xp.ones_like(delta), 0.0)
+
+
+def _narrow(first: np.ndarray, second: np.ndarray) -> Estimates:
+    """Return two results in float32."""
+    if functions_for(first) is np:
+        return first.astype(np.float32), second.astype(np.float32)
+    return cast("Tensor", first).float(), cast("Tensor", second).float()

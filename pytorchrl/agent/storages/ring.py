@@ -13,18 +13,22 @@ import operator
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.data import HostRows, RolloutData
+from pytorchrl.agent.recursion import as_values
 from pytorchrl.agent.storages.observation_columns import (
+    DeviceColumn,
     ObservationColumn,
     PlainColumn,
     SlotPool,
     StackedColumn,
     num_stacked_frames,
+    numpy_dtype,
     write_rows,
 )
 from pytorchrl.errors import ArgumentError, CheckpointError, ConfigError
@@ -42,7 +46,7 @@ class RolloutColumns(NamedTuple):
     """Views of the tensors of one rollout, as NumPy arrays."""
 
     leaves: dict[str, np.ndarray]
-    """Observations and action masks by column, (T+1, E, ...)."""
+    """Observations and action masks by column, (T+1, E, ...); for a rollout on a device, tensors there."""
     columns: dict[str, np.ndarray]
     """The other columns, (E, T, ...)."""
     done: np.ndarray
@@ -72,6 +76,8 @@ class RolloutReader:
             kept, views = self._kept
             if len(sources) == len(kept) and all(map(operator.is_, sources, kept)):
                 return views, True
+        if rollout.host is not None:
+            return self._on_device(rollout, rollout.host), False
         leaves = {f"obs/{name}": leaf.numpy() for name, leaf in rollout.obs.items()}
         if rollout.mask is not None:
             leaves[MASK] = rollout.mask.numpy()
@@ -85,6 +91,14 @@ class RolloutReader:
         self._kept = (sources, views) if is_repeated else None
         self._previous = weakref.ref(rollout.reward)
         return views, False
+
+
+    def _on_device(self, rollout: RolloutData, host: HostRows) -> RolloutColumns:
+        """Return the columns of a rollout on a device; its observations stay there."""
+        columns = {name: getattr(host, name).swapaxes(0, 1) for name in (
+            "action", "reward", "terminated", "truncated", "valid")}
+        leaves = cast("dict[str, np.ndarray]", {f"obs/{name}": leaf for name, leaf in rollout.obs.items()})
+        return RolloutColumns(leaves, columns, host.done)
 
 
 class Inserted(NamedTuple):
@@ -130,7 +144,11 @@ class _Head:
 
 
 class Ring:
-    """Ring buffer of transitions, allocated when the first rollout is inserted."""
+    """Ring buffer of transitions, allocated when the first rollout is inserted.
+
+    Attributes:
+        device: Device of the observations, which may be set before the first rollout; None: they are arrays.
+    """
 
     def __init__(self, capacity: int, stacked_frames: int | None = None, in_sequences: bool = False) -> None:
         """Create an empty ring.
@@ -145,6 +163,7 @@ class Ring:
         self.capacity = capacity
         self._stacked_frames, self._in_sequences = stacked_frames, in_sequences
         self._reader = RolloutReader(in_sequences)
+        self.device: torch.device | None = None
         self.first = self.total = 0
         self.num_drawable = 0
         self.observations: dict[str, ObservationColumn] = {}
@@ -188,7 +207,8 @@ class Ring:
         rows = np.arange(start, start + count)
         if start + count > self.capacity:
             rows %= self.capacity
-        previous, are_reused = self._previous(self._heads.pop(source, None), leaves, done[0], rows[::num_steps])
+        previous, are_reused = self._previous(
+            self._heads.pop(source, None), leaves, done[0], rows[::num_steps], rollout.host)
         heads = previous if are_reused else -1 - self.extras.take(num_envs)
         places = np.empty((num_steps + 1, num_envs), np.int64)
         places[:-1], places[-1] = rows.reshape(num_envs, num_steps).T, heads
@@ -198,7 +218,7 @@ class Ring:
         link = places[1:]
         if len(finals):
             link = link.copy()
-            link[tuple(rollout.final_index.numpy().T)] = finals
+            link[tuple(_final_index(rollout).T)] = finals
         drawable = np.zeros_like(columns["valid"]) if self._in_sequences else columns["valid"]
         for name, values in {**columns, "link": link.T, "drawable": drawable}.items():
             write_rows(self.columns[name], start, values)
@@ -214,7 +234,7 @@ class Ring:
         start, self.total = self.total, self.total + count
         self._heads[source] = _Head(
             np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(),
-            None if self._has_stacks or (len(finals) and not heads.all()) else _bytes(leaves, done[-1], -1))
+            None if len(finals) and not heads.all() else self._compared(leaves, done[-1], -1))
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
         return Inserted(rows, broken, previous < 0)
@@ -369,8 +389,8 @@ class Ring:
     def _allocate(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray], done: np.ndarray) -> None:
         layout = {}
         for name, leaf in leaves.items():
-            num_frames = num_stacked_frames(leaf, done, self._stacked_frames)
-            layout[name] = (leaf.shape[2:], leaf.dtype.str, num_frames)
+            num_frames = num_stacked_frames(leaf, done, self._stacked_frames) if self.device is None else 1
+            layout[name] = (tuple(leaf.shape[2:]), numpy_dtype(leaf).str, num_frames)
         if (self._stacked_frames or 1) > 1 and all(num_frames == 1 for *_, num_frames in layout.values()):
             raise ConfigError(f"stacked_frames={self._stacked_frames} needs observations with three axes, got "
                               f"{ {name: shape for name, (shape, *_) in layout.items()} }; "
@@ -386,7 +406,8 @@ class Ring:
         self._layout, self._expected = layout, {}
         self._has_stacks = any(num_frames > 1 for *_, num_frames in layout.values())
         self.observations = {
-            name: PlainColumn(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
+            name: DeviceColumn(self.capacity, tuple(shape), np.dtype(dtype), self.device) if self.device is not None
+            else PlainColumn(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
             else StackedColumn(self.capacity, tuple(shape), np.dtype(dtype), num_frames)
             for name, (shape, dtype, num_frames) in layout.items()}
 
@@ -395,7 +416,7 @@ class Ring:
             self._expected = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype, _) in self._layout.items()}
             self._expected |= {name: (self.columns[name].shape[1:], self.columns[name].dtype) for name in columns
                                if name in self.columns}
-        got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
+        got = {name: (tuple(values.shape[2:]), numpy_dtype(values)) for name, values in {**leaves, **columns}.items()}
         if got != self._expected:
             kind = CheckpointError if self._is_loaded else ArgumentError
             raise kind(f"a rollout must have the columns of the first rollout, {self._expected}, got {got}")
@@ -425,6 +446,7 @@ class Ring:
 
     def _previous(
         self, head: _Head | None, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray,
+        host: HostRows | None,
     ) -> tuple[np.ndarray, bool]:
         """Link environments to the collector's previous rollout; see `_continued`, which handles the rare cases.
 
@@ -433,10 +455,28 @@ class Ring:
         """
         if head is None or len(head.ids) != len(rows):
             return np.zeros(len(rows), dtype=np.int64), False
+        if self.device is not None:
+            return self._linked(head, rows, host is not None and host.continues), False
         if head.after is None or head.after != _bytes(leaves, done, 0) or head.ids[0] < self.first:
             return self._continued(head, leaves, done, rows), False
         self.columns["link"][head.ids % self.capacity] = rows
         return head.places, True
+
+    def _compared(self, leaves: dict[str, np.ndarray], done: np.ndarray, step: int) -> bytes | None:
+        """Return what a collector's next rollout is compared with; see `_Head.after`."""
+        return None if self._has_stacks or self.device is not None else _bytes(leaves, done, step)
+
+    def _linked(self, head: _Head, rows: np.ndarray, continues: bool) -> np.ndarray:
+        """Link environments on a device to the previous rollout, which the collector's rollout continues or not.
+
+        See `_continued` for `rows` and the result. The observations, which are not on the host, are not compared.
+        """
+        if not continues:
+            return np.zeros(len(rows), dtype=np.int64)
+        last = head.ids % self.capacity
+        same = (head.ids >= self.first) & (head.places < 0)
+        self.columns["link"][last[same]] = rows[same]
+        return np.where(same, head.places, 0)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Link, for each environment, the last row of the collector's previous rollout to the first row of the new one.
@@ -466,7 +506,7 @@ class Ring:
         """
         cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
         if rollout.final_index.shape[0]:
-            t, e = rollout.final_index.numpy().T
+            t, e = _final_index(rollout).T
             cut[t + 1, e] = True  # the previous row links to the final observation of the episode, not to this row
             finals = -1 - self.extras.take(len(t))
         start = self.total % self.capacity
@@ -475,7 +515,7 @@ class Ring:
             if len(finals):
                 last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
                 everything = np.ones((len(t), *leaves[name].shape[2:]), np.bool_)
-                leaf.write_finals(everything if last is None else last.numpy(), finals, places[t, e])
+                leaf.write_finals(everything if last is None else as_values(last), finals, places[t, e])
         return finals
 
     def _release(self, extras: np.ndarray) -> None:
@@ -483,6 +523,10 @@ class Ring:
             for leaf in self.observations.values():
                 leaf.free(extras)
             self.extras.release(-1 - extras)
+
+
+def _final_index(rollout: RolloutData) -> np.ndarray:
+    return rollout.final_index.numpy() if rollout.host is None else rollout.host.final_index
 
 
 def _bytes(leaves: dict[str, np.ndarray], done: np.ndarray, step: int) -> bytes:

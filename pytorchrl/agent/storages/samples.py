@@ -16,6 +16,8 @@ from torch import Tensor
 from pytorchrl.agent.data import Batch, Obs, RolloutData, map_tensors
 from pytorchrl.agent.transfers import on_device
 
+ArrayOrTensor = np.ndarray | Tensor
+
 _SMALL_BYTES = 2**20
 """Largest size in bytes at which all samples of an epoch are reordered in one operation, and batches are views.
 
@@ -98,7 +100,9 @@ class Samples:
         )
 
 
-def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
+def single_steps(
+    rollouts: list[RolloutData], advantages: list[ArrayOrTensor], returns: list[ArrayOrTensor],
+) -> Samples:
     """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
     def rows(parts: list[Tensor]) -> Tensor:
         """Concatenate the first `num_steps` steps of each rollout's tensor (steps, E, ...) into one tensor (N, ...)."""
@@ -106,14 +110,15 @@ def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], retu
         return cut[0] if len(cut) == 1 else torch.cat(cut)
 
     valid = rows([rollout.valid for rollout in rollouts])
-    index = valid.nonzero().flatten()
+    on_host = [rollout.valid.numpy() if rollout.host is None else rollout.host.valid for rollout in rollouts]
+    index = torch.from_numpy(np.concatenate([part.reshape(-1) for part in on_host]).nonzero()[0]).to(valid.device)
     return Samples(
         rhs={}, valid=valid, index=index, num_valid=len(index), sequences=False,
         **_leaves(rows, rollouts, advantages, returns))
 
 
 def sequences(
-    rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray], length: int | None
+    rollouts: list[RolloutData], advantages: list[ArrayOrTensor], returns: list[ArrayOrTensor], length: int | None
 ) -> Samples:
     """Return samples that are sequences of `length` steps (None: whole rollouts), for actors with memory.
 
@@ -162,8 +167,8 @@ class _Leaves(TypedDict):
 
 
 def _leaves(
-    join: Callable[[list[Tensor]], Tensor], rollouts: list[RolloutData], advantages: list[np.ndarray],
-    returns: list[np.ndarray],
+    join: Callable[[list[Tensor]], Tensor], rollouts: list[RolloutData], advantages: list[ArrayOrTensor],
+    returns: list[ArrayOrTensor],
 ) -> _Leaves:
     return {
         "obs": {name: join([rollout.obs[name] for rollout in rollouts]) for name in rollouts[0].obs},
@@ -172,8 +177,8 @@ def _leaves(
         "action": join([rollout.action for rollout in rollouts]),
         "logp": join([rollout.other["logp"] for rollout in rollouts]),
         "value": join([rollout.other["value"] for rollout in rollouts]),
-        "ret": join([torch.from_numpy(part) for part in returns]),
-        "advantage": join([torch.from_numpy(part) for part in advantages]),
+        "ret": join([torch.as_tensor(part) for part in returns]),
+        "advantage": join([torch.as_tensor(part) for part in advantages]),
     }
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from torch import Tensor
 
 from pytorchrl.agent.data import DataKind, RolloutData
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.on_policy import RolloutLearner, VanillaOnPolicyBuffer
-from pytorchrl.agent.storages.returns import vtrace
+from pytorchrl.agent.storages.returns import Estimates, vtrace
 
 
 class VTraceLearner(RolloutLearner, Protocol):
@@ -44,7 +43,7 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
     options: Options
     algorithm: VTraceLearner
 
-    def estimate(self, rollout: RolloutData, recompute: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, rollout: RolloutData, recompute: bool = False) -> Estimates:
         """Compute a rollout's advantages and V-trace targets with the current weights, (T, E) float32 each."""
         options = self.options
         logp, value, final_value = self.algorithm.evaluate_rollout(rollout, options.sequence_length)

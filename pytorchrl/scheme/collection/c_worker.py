@@ -16,6 +16,7 @@ from torch import Tensor
 from pytorchrl.agent.contracts import check_state
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import VecEnv, check_finite
+from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
 from pytorchrl.agent.seeding import Stream, derive_seed, with_own_draws
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Journal
@@ -113,6 +114,11 @@ class RolloutBuilder:
             NonFiniteDataError: An observation or a reward is not finite.
         """
         data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
+        host = data.host
+        if host is not None:
+            episodes = host.episodes
+            if not host.is_finite:
+                data = data.to_numpy()
         num_env_steps, num_steps, size = data.num_valid(), data.num_steps, data.size
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
@@ -120,6 +126,8 @@ class RolloutBuilder:
             for policy, part in data.parts.items():
                 what = f"{self._where}, policy {policy!r}" if policy else self._where
                 name_of = functools.partial(self.row_name, policy)
+                if host is not None and host.is_finite:
+                    break
                 check_finite({**part.obs, "reward": part.reward}, what, name_of=name_of)
                 if part.final_index.shape[0]:
                     check_finite(part.final_obs, f"{what}, last observations of episodes", 0,
@@ -180,8 +188,13 @@ class CWorker(Worker):
         self.algo.take_place(*recipe.place_of(index_parent, index_worker))
         self._make_storage = functools.partial(recipe.make_storage, device, self.actor, self.algo)
         self.storage: UserPart = self._make_storage(path)
-        self._make_envs = recipe.env_maker(path, context.num_threads)
+        can_stay = self.algo.device.type != "cpu" and recipe.can_stay_on_device(self.algo, self.storage)
+        self._make_envs = recipe.env_maker(path, context.num_threads, self.algo.device if can_stay else None)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
+        self._choose: Callable[..., UserPart] = self.algo.acting_step
+        if isinstance(self.envs, TensorVecEnv):
+            self.storage.stay_on_device()
+            self._choose = self.algo.act_on_device
         self._envs_restarted = 0  # number of environments that were restarted before the latest `reseed`
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update. See
@@ -334,10 +347,13 @@ class CWorker(Worker):
         version = self.version
         with torch.no_grad(), self.acting_stream():
             episodes, preempted = self._fill_storage(watch, num_steps)
-            return self._builder.build(
+            rollout = self._builder.build(
                 version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
                 traffic={WEIGHTS: self.take_weights_traffic()},
                 envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
+        if isinstance(self.envs, TensorVecEnv):
+            self.envs.log(rollout.header.episodes)
+        return rollout
 
     def _fill_storage(self, watch: Stopwatch, num_steps: int | None) -> tuple[list[Episode], bool]:
         """Step the environments until the rollout has the requested length, or is preempted or interrupted.
@@ -345,7 +361,7 @@ class CWorker(Worker):
         Returns:
             The episodes that ended, and whether the rollout is shorter than requested.
         """
-        storage, envs, algo, point, now = self.storage, self.envs, self.algo, self._point, self._now
+        storage, envs, choose, point, now = self.storage, self.envs, self._choose, self._point, self._now
         assert envs is not None, "this CWorker has no environments"
         episodes: list[Episode] = []
         if self._reset_pending:
@@ -361,7 +377,7 @@ class CWorker(Worker):
                 break
             obs, rhs, done, mask = storage.current()
             start = now()
-            acting = algo.acting_step(obs, rhs, done, mask=mask)
+            acting = choose(obs, rhs, done) if mask is None else choose(obs, rhs, done, mask=mask)
             acted = now()
             step = envs.step(acting.clipped_action)
             if point is not None:

@@ -15,6 +15,8 @@ from pytorchrl.scheme.options.run import ProcessOptions
 from pytorchrl.scheme.transport.encoder import DATA, Compression
 
 if TYPE_CHECKING:
+    import torch
+
     from pytorchrl.agent.actors.base import Actor
     from pytorchrl.agent.algorithms.base import Algorithm
     from pytorchrl.agent.env import EnvFactory, VecEnv
@@ -74,17 +76,23 @@ class CWorkerRecipe:
                                     num_envs=self.train_envs_factory.num_envs,
                                     seed=derive_seed(self.seed, Stream.BATCHES, *path))
 
-    def env_maker(self, path: tuple[int, int, int], num_threads: int | None) -> Callable[..., VecEnv]:
+    def can_stay_on_device(self, algorithm: Algorithm, storage: Storage) -> bool:
+        """Return whether an algorithm and a storage can use tensors of environments without the host."""
+        return algorithm.acts_on_device and storage.keeps_tensors and not self.finds_errors
+
+    def env_maker(self, path: tuple[int, int, int], num_threads: int | None,
+                  device: torch.device | None = None) -> Callable[..., VecEnv]:
         """Return a function that takes `seed` and builds the environments of one collection worker.
 
         Args:
             path: See `make_storage`.
             num_threads: Number of threads that a native vector environment may use; None means 1.
+            device: Device on which the worker can use tensors; see `EnvFactory`.
         """
         index_parent, index_worker, incarnation = path
         return functools.partial(
             self.train_envs_factory, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
-            incarnation=incarnation, num_threads=num_threads or 1)
+            incarnation=incarnation, num_threads=num_threads or 1, device=device)
 
     def num_workers_of(self, index_parent: int) -> int:
         """Return the number of collection workers of the gradient worker with this index."""

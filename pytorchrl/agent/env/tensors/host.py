@@ -44,10 +44,8 @@ class HostVector(VectorWrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         tensor = _first_tensor(obs)
         if tensor is not None:
-            declared = getattr(self.env.unwrapped, "device", None)
-            self._device = tensor.device if declared is None else torch.device(declared)
-            if self._device.type == "cuda" and self._device.index is None:
-                self._device = torch.device("cuda", torch.cuda.current_device())
+            declared = self.find_device()
+            self._device = tensor.device if declared is None else declared
             if self._device.type != "cpu":
                 logger.warning("%s: the observations of %s are copied from %s to the host in every step", self._where,
                                type(self.env.unwrapped).__name__, self._device)
@@ -61,6 +59,16 @@ class HostVector(VectorWrapper):
         return (self._read("observations", obs), self._read("reward", reward), self._read("terminated", terminated),
                 self._read("truncated", truncated), self._read_info(info))
 
+    def find_device(self) -> torch.device | None:
+        """Return the device that the environments name in their attribute `device`; None if they name none."""
+        device = getattr(self.env.unwrapped, "device", None)
+        if device is None:
+            return None
+        device = torch.device(device)
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        return device
+
     def close(self, **options: object) -> None:
         """Close the environments, unless they belong to the user."""
         if not self._is_given:
@@ -70,8 +78,8 @@ class HostVector(VectorWrapper):
         if not isinstance(info, Mapping):
             return info  # type: ignore[return-value] # `VectorResults` refuses it
         read = {str(name): self._read(name, value) for name, value in info.items()}
-        if _OLD_FINAL_OBS in read:
-            read.setdefault("final_obs", read[_OLD_FINAL_OBS])
+        if (final := final_observations(read)) is not None:
+            read["final_obs"] = final
         return read
 
     def _read(self, name: object, value: Observation) -> Observation:
@@ -93,6 +101,11 @@ class HostVector(VectorWrapper):
         if isinstance(value, tuple):
             return tuple([self._read(f"{name}/{index}", part) for index, part in enumerate(value)])
         return np.asarray(value) if hasattr(value, "__dlpack__") else value
+
+
+def final_observations(info: Mapping[str, Observation]) -> Observation:
+    """Return the last observations of episodes in `info`; None if there are none."""
+    return info["final_obs"] if "final_obs" in info else info.get(_OLD_FINAL_OBS)
 
 
 def _first_tensor(value: Observation) -> Tensor | None:

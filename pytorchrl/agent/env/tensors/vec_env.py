@@ -1,0 +1,206 @@
+"""`TensorVecEnv`: environments whose tensors stay on their device; the host reads nothing while it steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+from typing_extensions import override
+
+from pytorchrl.agent.data import Episode, Obs, TensorStep
+from pytorchrl.agent.env.aliases import MASK_LEAF, Observation
+from pytorchrl.agent.env.backends import reset_vector
+from pytorchrl.agent.env.spaces import LeafReading, part_at
+from pytorchrl.agent.env.tensors.host import HostVector, final_observations
+from pytorchrl.agent.env.vec_env import VecEnv
+from pytorchrl.errors import EnvError
+from pytorchrl.support.threads import State
+from pytorchrl.support.tracebacks import USER_ERRORS
+from pytorchrl.support.untyped import OptionValue
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.env.vec_env import EnvFactory
+
+
+def reason_for_host(envs: EnvFactory) -> str | None:
+    """Return why the environments of a factory cannot be stepped without the host; None if they can."""
+    options = envs.options
+    raw = envs.raw_spaces
+    if envs.cls is not VecEnv:
+        return f"{envs.cls.__name__} reads them there"
+    if getattr(raw, "has_mask_in_info", False) or _has_mask(getattr(raw, "observation", None)):
+        return "action masks are checked there"
+    if callable(options.reward_transform):
+        return "reward_transform is a function of arrays"
+    if options.end_on_life_loss or options.info_keywords:
+        return f"{'end_on_life_loss' if options.end_on_life_loss else 'info_keywords'} reads info"
+    return None
+
+
+def _has_mask(space: object) -> bool:
+    return isinstance(space, spaces.Dict) and any(
+        name == MASK_LEAF or _has_mask(child) for name, child in space.spaces.items())
+
+
+class TensorVecEnv(VecEnv):
+    """E environments on a device, stepped together; see `VecEnv` for the arguments.
+
+    `reset` and `step` return tensors, and the actions are tensors. Only shapes, dtypes and devices are checked in each
+    step; the values are checked once a rollout, when the host reads it.
+    """
+
+
+    def __init__(self, options: VecEnv.Options, **place: OptionValue) -> None:
+        super().__init__(options, **place)
+        assert isinstance(self.vector, HostVector)
+        self._tensors = self.vector.env
+        self.device = self.vector.find_device()
+        self._dtypes = {leaf.name: _torch_dtype(self.observation_space[leaf.name].dtype)
+                        for leaf in self._reader.readings}
+        self._readers: list[tuple[LeafReading, Callable[[Tensor], Tensor]]] = [
+            (leaf, self._reading(leaf)) for leaf in self._reader.readings]
+        size = self.num_envs
+        self._every = torch.ones(size, dtype=torch.bool, device=self.device)
+        self._start = None if self._action_start is None else torch.as_tensor(self._action_start, device=self.device)
+        self._of_action = _torch_dtype(self._action_dtype)
+        self._was_done = ~self._every
+        self._returns, self._lengths = self._no_accounts()
+        transform = options.reward_transform if self._transform is not None else None
+        self._of_reward = _reward_function(transform)
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            raise EnvError(f"{self._where}: environments on a device must reset themselves; autoreset mode DISABLED "
+                           "needs the host, which resets them by mask")
+
+    @override
+    def reset(self) -> tuple[Obs, None]:  # type: ignore[override] # tensors
+        """Start new episodes in all environments; return the observations, leaf -> (E, ...), and no masks."""
+        if self._state is State.STOPPED:
+            self._refuse("reset")
+        seeds = self.seeds if self._state is State.NEW else None
+        try:
+            observations, _ = reset_vector(self._tensors, seeds)
+        except USER_ERRORS as failure:
+            self._fail("reset", failure)
+        self._state = State.RUNNING
+        self._was_done = ~self._every
+        self._returns, self._lengths = self._no_accounts()
+        return self._leaves("reset", observations), None
+
+    @override
+    def step(self, action: Tensor) -> TensorStep:  # type: ignore[override] # tensors
+        """Take one step in every environment.
+
+        Args:
+            action: (E, ...) on the device; continuous actions are float32, and other actions are int64, from 0.
+
+        Raises:
+            EnvError: An environment raised an exception, or returned tensors of another shape, dtype or device.
+        """
+        if self._state is not State.RUNNING:
+            self._refuse("step")
+        if self._start is not None:
+            action = action + self._start
+        elif action.dtype is self._of_action:
+            action = action.clone()  # the environments may change it, but the stored action must stay the same
+        try:
+            observations, reward, terminated, truncated, info = self._tensors.step(action.to(self._of_action))
+        except USER_ERRORS as failure:
+            self._fail("step", failure)
+        self._num_steps += 1
+        self._check("reward", reward, "f")
+        self._check("terminated", terminated, "b")
+        self._check("truncated", truncated, "b")
+        obs = self._leaves("step", observations)
+        done = terminated | truncated
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            valid, first = self._every, done
+            given = final_observations(cast("Mapping[str, Observation]", info))
+            final_obs = {} if given is None else self._leaves("step, last observations", given)
+        else:
+            valid, first, final_obs = ~self._was_done, self._was_done, {}
+            done = done & valid
+            self._was_done = done
+        self._returns = self._returns + torch.where(valid, reward, 0.0).double()
+        self._lengths = self._lengths + valid
+        step = TensorStep(
+            obs, (reward if self._of_reward is None else self._of_reward(reward)).float(), terminated,
+            truncated & ~terminated, valid, first, final_obs, done, self._returns, self._lengths)
+        self._returns = torch.where(done, 0.0, self._returns)
+        self._lengths = torch.where(done, 0, self._lengths)
+        return step
+
+    def log(self, episodes: Iterable[Episode]) -> None:
+        """Write finished episodes to the monitor file, if there is one; the host reads them once a rollout."""
+        self._statistics.write(episodes)
+
+    def _no_accounts(self) -> tuple[Tensor, Tensor]:
+        """Return returns and lengths of 0."""
+        return (torch.zeros(self.num_envs, dtype=torch.float64, device=self.device),
+                torch.zeros(self.num_envs, dtype=torch.int64, device=self.device))
+
+    def _leaves(self, call: str, observations: Observation) -> Obs:
+        """Return nested observations as leaves in the form that actors receive."""
+        leaves = {}
+        for leaf, read in self._readers:
+            try:
+                value = part_at(observations, leaf.path)
+            except (KeyError, IndexError, TypeError) as failure:
+                raise EnvError(f"{self._where}, {call}: the observations have no leaf {leaf.name!r}") from failure
+            if not isinstance(value, Tensor) or value.device != self.device:
+                raise EnvError(f"{self._where}, {call}: expected {leaf.name!r} as a tensor on {self.device}, got "
+                               f"{_found(value)}")
+            value = read(value)
+            expected = (self.num_envs, *(self.observation_space[leaf.name].shape or ()))
+            if value.shape != expected:
+                raise EnvError(f"{self._where}, {call}: expected {leaf.name!r} of shape {expected}, got "
+                               f"{tuple(value.shape)}")
+            leaves[leaf.name] = value
+        return leaves
+
+    def _reading(self, leaf: LeafReading) -> Callable[[Tensor], Tensor]:
+        """Return the function that converts a leaf (E, ...) to the form that actors receive."""
+        dtype = self._dtypes[leaf.name]
+        start = None if leaf.start is None else torch.as_tensor(leaf.start, device=self.device)
+
+        def read(value: Tensor) -> Tensor:
+            if start is not None:
+                value = value - start
+            value = value.to(dtype)
+            return value.movedim(-1, 1) if leaf.has_channels_last else value
+        return read
+
+    def _check(self, name: str, value: object, kind: str) -> None:
+        """Raise `EnvError` unless a result is a tensor (E,) of floats ("f") or bools ("b") on the device."""
+        shape = (self.num_envs,)
+        if isinstance(value, Tensor) and value.shape == shape and value.device == self.device and (
+                value.is_floating_point() if kind == "f" else value.dtype is torch.bool):
+            return
+        kinds = "floats" if kind == "f" else "bool"
+        raise EnvError(f"{self._where}, step: expected {name} as {kinds} of shape {shape} on {self.device}, got "
+                       f"{_found(value)}")
+
+
+def _found(value: object) -> str:
+    return (f"{value.dtype} {tuple(value.shape)} on {value.device}" if isinstance(value, Tensor)
+            else f"a {type(value).__name__}")
+
+
+def _torch_dtype(dtype: object) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _reward_function(transform: object) -> Callable[[Tensor], Tensor] | None:
+    """Return the function that transforms raw rewards (E,) on a device; None if there is none."""
+    if transform is None:
+        return None
+    if transform == "sign":
+        return torch.sign
+    if transform == "clip":
+        return lambda reward: reward.clamp(-1, 1)
+    scale = float(cast("float", transform))
+    return lambda reward: reward * scale
