@@ -96,6 +96,8 @@ class Episode(NamedTuple):
     """Whether the environment ended the episode; otherwise it was truncated, for example by a time limit."""
     policy_returns: dict[str, float] | None = None
     """With several agents, the mean return of each policy's agents; `env_return` is then the sum over agents."""
+    is_approximated: bool = False
+    """Whether the last observation was unknown, so that another one takes its place in the value after a truncation."""
 
 
 @dataclass(frozen=True, repr=False)

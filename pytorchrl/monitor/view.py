@@ -383,6 +383,7 @@ def _waits(shares: Mapping[str, Mapping[str, float]], settings: Record, latest: 
 def _events(records: Sequence[Record]) -> tuple[RunEvent, ...]:
     """Return an event for each fault counter that increased between two consecutive records."""
     names = (("workers_restarted", "lost workers restarted"), ("envs_restarted", "environments restarted"),
+             ("episodes_approximated", "episodes cut off whose last observation was unknown"),
              ("updates_skipped_nan", "updates skipped because they were not finite"))
     found: list[RunEvent] = []
     before: Record = {}

@@ -16,7 +16,7 @@ from pytorchrl.agent.algorithms.compiled import MEMORY_NEEDS_GPU
 from pytorchrl.agent.algorithms.precision import policies_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.agent.env.single import MAKE_ONE, GivenEnv
+from pytorchrl.agent.env.single import GivenEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, learned_kind, provided_kind
 from pytorchrl.agent.options import Factory, PartFactory
@@ -78,10 +78,10 @@ def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         return
     if settings.has_remote_workers:
         yield Problem("several workers or processes cannot share an environment that is given as an object",
-                      MAKE_ONE, ("num_col_workers", "num_grad_workers"))
+                      given.remedy, ("num_col_workers", "num_grad_workers"))
     tested = getattr(test, "env_fn", None)
     if isinstance(tested, GivenEnv) and tested.env is given.env:
-        yield Problem("training and evaluation cannot share an environment that is given as an object", MAKE_ONE,
+        yield Problem("training and evaluation cannot share an environment that is given as an object", given.remedy,
                       ("test_envs_factory",))
 
 

@@ -58,6 +58,8 @@ class WorkerCounters:
         default_factory=_zeros, metadata=_total("Restarts of lost collection workers, by index of the worker."))
     agent_steps: defaultdict[str, int] = field(
         default_factory=_zeros, metadata=_total("Decisions of each policy's agents, if there are several policies."))
+    episodes_approximated: int = counter(
+        Merge.TOTAL, "Episodes that were cut off and whose last observation was unknown.")
     envs_restarted: int = counter(Merge.TOTAL, "Restarts of environments that raised an error.")
     bytes_raw: int = counter(Merge.TOTAL, "Bytes of rollouts and gradients before compression.")
     bytes_sent: int = counter(Merge.TOTAL, "Bytes of rollouts and gradients after any compression.")

@@ -23,7 +23,7 @@ from pytorchrl.agent.declarations import without_numpy
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.aliases import Observation
 from pytorchrl.agent.env.guard import has_form
-from pytorchrl.agent.env.single import MAKE_ONE, is_vector, unwrapped
+from pytorchrl.agent.env.single import is_vector, unwrapped
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.option_values.descriptions import mapping
@@ -157,10 +157,10 @@ def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionV
     if options is not None:
         is_recorded = any(given.get(name) is not None for name in ("record", "replay"))
         is_given = agent is not None and agent.test_envs_factory is None
-        if is_given and options.eval_every is not None:
+        if agent is not None and is_given and options.eval_every is not None:
             problems.add([Problem(
                 "eval_every needs a second environment, but an environment that is given as an object cannot be copied",
-                f"{MAKE_ONE}, or leave eval_every out", ("eval_every",))])
+                f"{agent.train_envs_factory.options.env_fn.remedy}, or leave eval_every out", ("eval_every",))])
         problems.add(options.problems_with(has_tests=True, is_recorded=is_recorded))
         info_keywords = None if agent is None else getattr(agent.train_envs_factory.options, "info_keywords", None)
         if options.log_dir is None and info_keywords:

@@ -94,29 +94,24 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
         return EnvPoolVector(blueprint), AutoresetMode.NEXT_STEP
     spec = find_spec(blueprint.env_fn) if isinstance(blueprint.env_fn, (str, EnvSpec)) else None
     native = _native_maker(blueprint, spec)
-    if blueprint.backend == "vector" and native is None:
-        raise ConfigError(
-            f"backend='vector' needs a native vector environment, but {name_of(blueprint)} has none; "
-            "use backend='sync' or 'async'")
-    if blueprint.backend == "vector" or (blueprint.backend == "auto" and _native_suits(blueprint, spec, native)):
-        assert native is not None
+    if native is not None and (
+            blueprint.backend == "vector" or (blueprint.backend == "auto" and _native_suits(blueprint, spec, native))):
         return _build_native(blueprint, spec, native)
     mode = _ASKED_MODES.get(blueprint.autoreset, AutoresetMode.SAME_STEP)
     if spec is None and native is not None:
         raise ConfigError(
             f"{name_of(blueprint)} takes num_envs, so it builds a vector environment: backend={blueprint.backend!r}, "
             "frame_stack, wrappers and on_env_error='restart' need a function that builds one environment")
-    if blueprint.backend == "async":
-        return _build_async(blueprint, spec, mode), mode
-    makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     try:
-        envs = InProcessVectorEnv(makers, copy=False, autoreset_mode=mode)
+        envs = _build_async(blueprint, spec, mode) if blueprint.backend == "async" else _build_sync(
+            blueprint, spec, mode)
     except BuiltVector as built:
-        _check_native(blueprint)
-        return _checked_native(blueprint, built.env, None)
-    except RuntimeError as failure:  # the spaces of the environments differ
-        raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
-    envs.info_keys = INFO_KEYS
+        return _of_built(blueprint, built.env)
+    if blueprint.backend == "vector":
+        envs.close()
+        raise ConfigError(
+            f"backend='vector' needs a native vector environment, but {name_of(blueprint)} has none; "
+            "use backend='sync' or 'async'")
     return envs, mode
 
 
@@ -126,9 +121,10 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
         return envs.reset()
     if is_native(envs):
         seed_spaces(envs, seeds[0])
-    if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
-        return envs.reset(seed=[*seeds])
-    if type(envs).__module__.startswith("ale_py"):
+    inner = envs.unwrapped
+    if isinstance(inner, (SyncVectorEnv, AsyncVectorEnv)):
+        return envs.reset(seed=[*seeds])  # type: ignore[arg-type] # these accept several seeds
+    if type(inner).__module__.startswith("ale_py"):
         # ALE would turn an integer into seed, seed + 1, ..., so workers with adjacent seeds would play the same games.
         return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # ALE also accepts an array
     return envs.reset(seed=seeds[0])
@@ -154,18 +150,19 @@ def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:
             replies, and killed if they still run after 5 seconds.
         where: Name of the worker, for log messages.
     """
-    if failed and isinstance(envs, AsyncVectorEnv):
-        for process in envs.processes:
+    inner = envs.unwrapped
+    if failed and isinstance(inner, AsyncVectorEnv) and not getattr(envs, "is_given", False):
+        for process in inner.processes:
             process.terminate()
-        for process in envs.processes:
+        for process in inner.processes:
             process.join(_TERMINATION_S)
             if process.exitcode is None:  # it ignores the signal
                 process.kill()
                 process.join(_TERMINATION_S)
-        for pipe in envs.parent_pipes:
+        for pipe in inner.parent_pipes:
             if pipe is not None:
                 pipe.close()
-        envs.closed = True
+        inner.closed = True
         return
     close_and_log(envs.close, where)
 
@@ -242,7 +239,7 @@ def _checked_native(
     if is_given or not type(envs.unwrapped).__module__.startswith(_NUMPY_ONLY):
         from pytorchrl.agent.env.tensors.host import HostVector
 
-        envs = HostVector(envs, blueprint.where, is_given=is_given)
+        envs = HostVector(envs, blueprint.where, mode, is_given=is_given)
     return envs, mode
 
 
@@ -262,6 +259,35 @@ def wrapper_warnings(envs: AnyVectorEnv) -> list[str]:
             kinds.update(kind.__name__ for kind in _STATEFUL_WRAPPERS if isinstance(env, kind))
             env = env.env
     return [_WRAPPER_WARNINGS[name] for name in sorted(kinds)]
+
+
+def _of_built(blueprint: Blueprint, built: UserPart) -> tuple[AnyVectorEnv, AutoresetMode]:
+    """Return the vector environment that a function or an id without `num_envs` has built; see `_checked_native`.
+
+    Raises:
+        ConfigError: An option needs single environments.
+    """
+    from pytorchrl.agent.env.tensors.jax import FunctionalVector
+
+    _check_native(blueprint)
+    name = name_of(blueprint)
+    if blueprint.backend not in ("auto", "vector"):
+        raise ConfigError(f"backend={blueprint.backend!r} needs single environments, but {name} builds a vector of "
+                          "environments; leave backend out, or give a function that builds one environment")
+    if blueprint.max_episode_steps is not None and not isinstance(built, FunctionalVector):
+        raise ConfigError(f"{name} builds a vector of environments, which does not support max_episode_steps; set its "
+                          "own limit, and return the episodes that it cuts off as truncated")
+    return _checked_native(blueprint, built, None)
+
+
+def _build_sync(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
+    makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
+    try:
+        envs = InProcessVectorEnv(makers, copy=False, autoreset_mode=mode)
+    except RuntimeError as failure:  # the spaces of the environments differ
+        raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
+    envs.info_keys = INFO_KEYS
+    return envs
 
 
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
@@ -341,18 +367,20 @@ def _time_limit(blueprint: Blueprint, spec: EnvSpec | None, accepted: set[str]) 
 
 def _check_native(blueprint: Blueprint) -> None:
     """Raise `ConfigError` for settings that a native vector environment does not support."""
+    remedy = "give a function that builds one environment" if callable(blueprint.env_fn) else (
+        "use backend='sync' or 'async'")
     if blueprint.needs_restarts:
         raise ConfigError(
             f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is one vector environment, "
-            "whose environments cannot be replaced one by one; use backend='sync' or 'async', or on_env_error='raise'")
+            f"whose environments cannot be replaced one by one; {remedy}, or on_env_error='raise'")
     if blueprint.timeout_s is not None:
         raise ConfigError(
             f"env_timeout_s={blueprint.timeout_s:g} needs single environments, but {name_of(blueprint)} is one vector "
-            "environment, which steps all environments in one call; use backend='sync' or 'async'")
+            f"environment, which steps all environments in one call; {remedy}")
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
-            f"but {name_of(blueprint)} is one vector environment; use backend='sync' or 'async'")
+            f"but {name_of(blueprint)} is one vector environment; {remedy}")
 
 
 def _parameters(function: Callable[..., object]) -> set[str]:

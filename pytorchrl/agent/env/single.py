@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -36,6 +37,7 @@ from pytorchrl.agent.env.aliases import (
 from pytorchrl.agent.env.deadlines import TimedEnv
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
+from pytorchrl.agent.env.tensors.jax import FunctionalVector, is_functional
 from pytorchrl.agent.env.wrappers import FrameStack, MaskMethod
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 from pytorchrl.support.code import import_extra, import_module, missing_package
@@ -72,6 +74,8 @@ _logger = get_logger(__name__)
 
 MAKE_ONE = "give a function that makes one environment, such as lambda: MyEnv()"
 """Remedy where an environment is given, but several are needed."""
+MAKE_VECTOR = "give a function that takes num_envs, such as lambda num_envs: MyEnvs(num_envs)"
+"""Remedy where a vector of environments is given, but several are needed."""
 
 
 class GivenEnv:
@@ -82,7 +86,12 @@ class GivenEnv:
 
     Args:
         env: The environment.
+
+    Attributes:
+        remedy: What to do where several environments are needed.
     """
+
+    remedy: ClassVar[str] = MAKE_ONE
 
     def __init__(self, env: AnyEnv) -> None:
         self.env = env
@@ -103,8 +112,10 @@ class _LeftOpen(AnyWrapper):
 class GivenVector(GivenEnv):
     """A function that returns a vector of environments that the user has built; see `GivenEnv`."""
 
+    remedy = MAKE_VECTOR
+
     @override
-    def __call__(self, num_envs: int) -> UserPart:
+    def __call__(self, num_envs: int = 1) -> UserPart:
         """Return the vector of environments, which has its own number of environments."""
         return self.env
 
@@ -248,21 +259,7 @@ def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> AnyEnv:
 def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEnv:
     kwargs = copy.deepcopy(blueprint.env_kwargs)
     try:
-        if spec is not None:
-            _load_quietly(spec)
-            # Gymnasium's checker would repeat the checks of GuardedEnv at every step.
-            env = gym.make(spec, disable_env_checker=True, max_episode_steps=blueprint.max_episode_steps, **kwargs)
-        else:
-            assert callable(blueprint.env_fn)
-            env = blueprint.env_fn(**kwargs)
-        if is_vector(env):
-            raise BuiltVector(env)
-        if spec is None and isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
-            env = TimeLimit(env, blueprint.max_episode_steps)
-        if not isinstance(env, gym.Env):
-            raise FactoryError(f"env_fn must return a gymnasium.Env, got {_type_name(env)} from {name_of(blueprint)}"
-                               f"{_hint(env)}")
-        env = _wrapped(env, blueprint.wrappers)
+        env = _wrapped(_made(blueprint, spec, kwargs), blueprint.wrappers)
         if problem := space_problem(env):
             raise EnvError(f"{where}: {problem}")
         _give_own_spaces(env.unwrapped)
@@ -279,6 +276,32 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
         reraise_of_signal(failure)
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     return env
+
+
+def _made(blueprint: Blueprint, spec: EnvSpec | None, kwargs: EnvKwargs) -> AnyEnv:
+    """Build an environment with its time limit.
+
+    Raises:
+        BuiltVector: The function or id has built a vector of environments, or an environment of JAX, of which a vector
+            is made.
+        FactoryError: The function has built something else.
+    """
+    if spec is not None:
+        _load_quietly(spec)
+        # Gymnasium's checker would repeat the checks of GuardedEnv at every step.
+        env = gym.make(spec, disable_env_checker=True, max_episode_steps=blueprint.max_episode_steps, **kwargs)
+    else:
+        assert callable(blueprint.env_fn)
+        env = blueprint.env_fn(**kwargs)
+    if is_vector(env):
+        raise BuiltVector(env)
+    if is_functional(env):
+        raise BuiltVector(FunctionalVector(env, blueprint.num_envs, blueprint.max_episode_steps))
+    if not isinstance(env, gym.Env):
+        raise FactoryError(f"env_fn must return a gymnasium.Env, got {_type_name(env)} from {name_of(blueprint)}"
+                           f"{_hint(env)}")
+    return env if spec is not None or blueprint.max_episode_steps is None else TimeLimit(
+        env, blueprint.max_episode_steps)
 
 
 def _wrapped(env: AnyEnv, wrappers: Iterable[EnvWrapper]) -> AnyEnv:

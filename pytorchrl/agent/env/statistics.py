@@ -16,6 +16,8 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.files.atomic import open_regular
 from pytorchrl.files.lines import AppendedFile
 
+APPROXIMATED = "final_obs_approximated"
+"""Entry of `info`, (E,) bool: where the last observation of an episode is unknown, and another one takes its place."""
 _LONGEST_HEADER = 1 << 16
 _MAX_PENDING = 256
 """Largest number of steps whose rewards have not been added to the returns yet."""
@@ -75,6 +77,7 @@ class EpisodeStatistics:
 
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
+        approximated: np.ndarray | None = None,
     ) -> list[Episode]:
         """Finish the episodes that ended in the latest counted step, and return them.
 
@@ -82,13 +85,16 @@ class EpisodeStatistics:
             ended: (E,) bool, whether the episode of each environment ended.
             terminated: (E,) bool, whether the episode was terminated, not truncated.
             keywords_of: Function from the index of an environment to the `info` of the last step of its episode.
+            approximated: (E,) bool, see `APPROXIMATED`; None if all last observations are known.
         """
         self._add_pending()
         seconds = self._now() - self._start
         episodes = []
         for index in ended.nonzero()[0].tolist():
             length = self._num_steps - int(self._num_before[index])
-            episode = Episode(float(self._returns[index]), length, seconds, index, bool(terminated[index]))
+            episode = Episode(
+                float(self._returns[index]), length, seconds, index, bool(terminated[index]),
+                is_approximated=approximated is not None and bool(approximated[index]))
             episodes.append(episode)
             if self._monitor is not None:
                 self._monitor.write(episode, keywords_of(index))

@@ -40,7 +40,6 @@ from pytorchrl.agent.env.guard import VectorResults, describe
 from pytorchrl.agent.env.masks import ActionMasks
 from pytorchrl.agent.env.restarts import Restarts, cut_in
 from pytorchrl.agent.env.single import (
-    MAKE_ONE,
     Blueprint,
     GivenEnv,
     GivenVector,
@@ -49,7 +48,7 @@ from pytorchrl.agent.env.single import (
     version_warnings,
 )
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
-from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
+from pytorchrl.agent.env.statistics import APPROXIMATED, EpisodeStatistics, Monitor
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.errors import CallOrderError, ConfigError, EnvError, NonFiniteDataError, Problem, StoppedError
@@ -167,7 +166,7 @@ class VecEnv(Part):
                         ("backend", ("auto", "vector")),)):
                     if (value := getattr(self, name)) not in allowed:
                         yield Problem(f"{name} must be {' or '.join(map(repr, allowed))} for an environment that is "
-                                      f"given as an object, got {value!r}", MAKE_ONE, (name,))
+                                      f"given as an object, got {value!r}", self.env_fn.remedy, (name,))
             if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
                 yield Problem(
                     f"max_env_restarts={self.max_env_restarts} needs on_env_error='restart', got {self.on_env_error!r}",
@@ -404,7 +403,8 @@ class VecEnv(Part):
                 self._statistics.discard(cut)
                 info = self._completed(info, cut)
             self._statistics.add(reward, valid)
-            episodes = self._statistics.finish(done if cut is None else done & ~cut, terminated, last_info_of)
+            episodes = self._statistics.finish(
+                done if cut is None else done & ~cut, terminated, last_info_of, info.get(APPROXIMATED))
             truncated = truncated & ~terminated
         else:
             valid, first, final_index, final_obs, final_mask, episodes = None, self._none, NO_INDEX, {}, None, []

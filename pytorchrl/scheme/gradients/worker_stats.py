@@ -147,6 +147,7 @@ class WorkerStats:
         counters.rollouts += 1
         if header.episodes or header.preempted:
             self._episodes.extend(header.episodes)
+            counters.episodes_approximated += sum(episode.is_approximated for episode in header.episodes)
             self._count_preemption(header)
         if header.sent is not NOT_SENT:
             counters.bytes_raw += header.sent.raw

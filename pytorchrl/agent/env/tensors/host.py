@@ -6,16 +6,19 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorWrapper
+from gymnasium.vector import AutoresetMode, VectorWrapper
 from torch import Tensor
 
 from pytorchrl.agent.env.aliases import Action, AnyVectorEnv, Info, Observation
+from pytorchrl.agent.env.guard import Form, observation_problem
+from pytorchrl.agent.env.tensors.inspection import Inspection, has_objects
 from pytorchrl.errors import EnvError
 from pytorchrl.support.terminal import get_logger
 
 logger = get_logger(__name__)
 
 _OLD_FINAL_OBS = "final_observation"  # the name of "final_obs" before Gymnasium 1.1
+_CHECKED = ("final_obs", _OLD_FINAL_OBS)  # entries that must be on the device of the environments
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -28,12 +31,15 @@ class HostVector(VectorWrapper):
     Args:
         env: The vector environment.
         where: Name of the worker, for log messages.
+        mode: The autoreset mode of the environments.
         is_given: Whether the environments belong to the user, and are not closed.
     """
 
-    def __init__(self, env: AnyVectorEnv, where: str, *, is_given: bool = False) -> None:
+    def __init__(self, env: AnyVectorEnv, where: str, mode: AutoresetMode, *, is_given: bool = False) -> None:
         super().__init__(env)
-        self._where, self._is_given = where, is_given
+        self._where, self.is_given = where, is_given
+        self._inspection: Inspection | None = Inspection(env.num_envs, mode)
+        self._form, self._final_form = Form(None), Form(None)
         self._device: torch.device | None = None  # device of the actions; None: actions stay arrays
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
@@ -49,40 +55,64 @@ class HostVector(VectorWrapper):
             if self._device.type != "cpu":
                 logger.warning("%s: the observations of %s are copied from %s to the host in every step", self._where,
                                type(self.env.unwrapped).__name__, self._device)
-        return self._read("observations", obs), self._read_info(info)
+        found = self._read("observations", obs)
+        if self._inspection is not None and mask is None:
+            self._inspection.reset(found)
+        return found, self._read_info(info)
 
     def step(self, actions: Action) -> tuple[Observation, Observation, Observation, Observation, Info]:
         """Step the environments; see Gymnasium."""
         if self._device is not None:
             actions = torch.from_numpy(actions).to(self._device)
-        obs, reward, terminated, truncated, info = self.env.step(actions)
-        return (self._read("observations", obs), self._read("reward", reward), self._read("terminated", terminated),
-                self._read("truncated", truncated), self._read_info(info))
+        result: object = self.env.step(actions)
+        if not isinstance(result, tuple) or len(result) != 5:
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise EnvError(f"step: expected (observations, reward, terminated, truncated, info), got {got}")
+        obs, reward, terminated, truncated = map(
+            self._read, ("observations", "reward", "terminated", "truncated"), result)
+        info = self._read_info(result[4])
+        if self._inspection is not None and isinstance(info, dict):
+            self._inspect(self._inspection, obs, reward, terminated, truncated, info)
+        return obs, reward, terminated, truncated, info
 
     def find_device(self) -> torch.device | None:
         """Return the device that the environments name in their attribute `device`; None if they name none."""
         device = getattr(self.env.unwrapped, "device", None)
         if device is None:
             return None
-        device = torch.device(device)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        return device
+        return torch.empty(0, device=device).device  # with the index, which a declared device, such as "cuda", may lack
 
     def close(self, **options: object) -> None:
         """Close the environments, unless they belong to the user."""
-        if not self._is_given:
+        if not self.is_given:
             self.env.close(**options)
 
     def _read_info(self, info: object) -> Info:
         if not isinstance(info, Mapping):
             return info  # type: ignore[return-value] # `VectorResults` refuses it
-        read = {str(name): self._read(name, value) for name, value in info.items()}
-        if (final := final_observations(read)) is not None:
+        read = {str(name): self._read(name, value, is_checked=name in _CHECKED) for name, value in info.items()}
+        final = final_observations(read)
+        if final is not None:
             read["final_obs"] = final
+        # Gymnasium's own vector environments return an array of objects.
+        if final is not None and not has_objects(final) and not self._final_form.fits(final):
+            if problem := observation_problem(self.env.observation_space, final, "final_obs"):
+                raise EnvError(f"step: {problem}; final_obs has a row for each environment, also for those whose "
+                                "episodes go on")
+            self._final_form = Form(final)
         return read
 
-    def _read(self, name: object, value: Observation) -> Observation:
+    def _inspect(self, inspection: Inspection, obs: Observation, *rest: Observation) -> None:
+        if not self._form.fits(obs):
+            if problem := observation_problem(self.env.observation_space, obs):
+                raise EnvError(f"step: {problem}")
+            self._form = Form(obs)
+        for finding in inspection.step(obs, *rest):
+            logger.warning("%s: %s: %s", self._where, type(self.env.unwrapped).__name__, finding)
+        if inspection.is_over:
+            self._inspection = None
+
+    def _read(self, name: object, value: Observation, *, is_checked: bool = True) -> Observation:
         """Return a result as an array, or as arrays in dictionaries and tuples.
 
         Raises:
@@ -91,15 +121,16 @@ class HostVector(VectorWrapper):
         if isinstance(value, np.ndarray) or value is None:
             return value
         if isinstance(value, Tensor):
-            if self._device is not None and value.device != self._device and value.dim():
+            if is_checked and self._device is not None and value.device != self._device and value.dim():
                 raise EnvError(f"{name} is on {value.device}, but the environments are on {self._device}; return "
                                "tensors of one device, the one that the attribute `device` names")
             value = value.detach()
             return (value.float() if value.dtype in _NARROW else value).cpu().numpy()
         if hasattr(value, "items"):
-            return {key: self._read(f"{name}/{key}", part) for key, part in value.items()}
+            return {key: self._read(f"{name}/{key}", part, is_checked=is_checked) for key, part in value.items()}
         if isinstance(value, tuple):
-            return tuple([self._read(f"{name}/{index}", part) for index, part in enumerate(value)])
+            return tuple([
+                self._read(f"{name}/{index}", part, is_checked=is_checked) for index, part in enumerate(value)])
         return np.asarray(value) if hasattr(value, "__dlpack__") else value
 
 

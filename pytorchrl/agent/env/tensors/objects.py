@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pytorchrl.agent.env.aliases import Action, AnySpace, Info, Observation
 from pytorchrl.agent.env.single import unwrapped
+from pytorchrl.agent.env.statistics import APPROXIMATED
 from pytorchrl.errors import EnvError
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import UserPart
@@ -35,7 +36,7 @@ logger = get_logger(__name__)
 
 FINAL_OBS = "final_obs"
 """Entry of `extras` with the last observations of the episodes that ended, in the rows of their environments."""
-
+_OTHER_NAMES = ("final_observation", "terminal_observation")
 
 class ObjectVector(VectorEnv[Observation, Action, Observation]):
     """An object that steps N environments at once, in the form of Gymnasium; see the table of this module.
@@ -50,9 +51,6 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
     Args:
         env: The object.
         truncation: See the option of `VecEnv`.
-
-    Attributes:
-        num_approximated: Number of episodes that were cut off and whose last observation was not known.
     """
 
     def __init__(self, env: UserPart, truncation: str) -> None:
@@ -60,7 +58,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         self._base = base = unwrapped(env)
         self.num_envs = int(base.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.num_approximated = 0
+        self._has_warned = False
         self._before: Observation = None  # a copy of the latest observations
         self.single_observation_space = self._space("observation")
         self.single_action_space = self._space("action")
@@ -85,18 +83,21 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
             raise EnvError(
                 f"step: expected (observations, reward, terminated, truncated, extras) or (observations, reward, "
                 f"dones, extras), got {_kind(result)}")
-        if len(result) == 5:
-            obs, reward, terminated, truncated, extras = result
-        else:
-            obs, reward, dones, extras = result
-            truncated, terminated = _split(dones, extras)
-        terminated, truncated = _flags("terminated", terminated), _flags("truncated", truncated)
+        obs, reward, *ends, extras = result
         if not isinstance(extras, Mapping):
-            raise EnvError(f"step: expected a dictionary as extras, got {_kind(extras)}")
+            raise EnvError(f"step: expected a dictionary as extras, got {_kind(extras)}; return {{}}")
+        if len(ends) == 2:
+            terminated, truncated = self._flags("terminated", ends[0]), self._flags("truncated", ends[1])
+        else:
+            dones, cut = self._flags("dones", ends[0]), extras.get("time_outs")
+            truncated = dones & (False if cut is None else self._flags("extras['time_outs']", cut))
+            terminated = dones & ~truncated
         info = dict(extras)
-        ended = terminated | truncated
-        if FINAL_OBS not in info and bool(ended.any()):
-            info[FINAL_OBS] = self._approximate(obs, truncated & ~terminated)
+        for name in _OTHER_NAMES:
+            if name in info:
+                info[FINAL_OBS] = info[name]
+        if FINAL_OBS not in info and bool((terminated | truncated).any()):
+            info |= self._approximated(obs, truncated & ~terminated)
         self._keep(obs)
         return obs, reward, terminated, truncated, info
 
@@ -148,19 +149,56 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         if self._is_approximate:
             self._before = _copied(obs)
 
-    def _approximate(self, obs: Observation, cut: Observation) -> Observation:
-        """Return observations in place of the unknown last ones, given those after the step.
+    def _approximated(self, obs: Observation, cut: Observation) -> Info:
+        """Return entries of `info` with observations in place of the unknown last ones, given those after the step.
 
         The values of the last observations matter only in the rows where `cut` is true.
         """
-        number = int(cut.sum())
-        if number and not self._is_approximate:
+        if not bool(cut.any()):
+            return {FINAL_OBS: obs}
+        if not self._is_approximate:
             raise EnvError(
                 "step: an episode was cut off, but the environment returns the first observation of the next episode "
                 f"and no last one in extras[{FINAL_OBS!r}], so the value of the last state is unknown; add it, or "
                 "set truncation='approximate', which takes the value of the state before the last step instead")
-        self.num_approximated += number
-        return self._before if number else obs
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s: the values of episodes that are cut off are those of the state before the last step; "
+                           "the statistic episodes_approximated counts these episodes", type(self._base).__name__)
+        return {FINAL_OBS: self._before, APPROXIMATED: cut}
+
+    def _flags(self, name: str, values: Observation) -> Observation:
+        """Return flags (N,) as booleans; whole numbers must be 0 or 1.
+
+        Raises:
+            EnvError: The values are no such flags, or are on another device than the object's.
+        """
+        if isinstance(values, Tensor):
+            self._check_device(name, values)
+        else:
+            values = np.asarray(values)
+        shape = tuple(values.shape)
+        if shape != (self.num_envs,):
+            remedy = f"; return {name}[:, 0]" if shape == (self.num_envs, 1) else (
+                "; Gymnasium's TimeLimit counts for one environment, so register the id without max_episode_steps"
+                if name == "truncated" and not shape else "")
+            raise EnvError(f"step: expected {name} of shape ({self.num_envs},), got {_kind(values)}{remedy}")
+        if values.dtype in (torch.bool, np.bool_):
+            return values
+        is_whole = np.dtype(_numpy_dtype(values)).kind in "iu"
+        if not is_whole or not bool(((values == 0) | (values == 1)).all()):
+            hint = (", and the results as (observations, reward, terminated, truncated, extras), with privileged "
+                    "observations in a dictionary") if name == "terminated" else ""
+            raise EnvError(f"step: expected {name} as flags, got {_kind(values)}; return bool, or integers that are 0 "
+                           f"or 1{hint}")
+        return values.to(torch.bool) if isinstance(values, Tensor) else values.astype(np.bool_)
+
+    def _check_device(self, name: str, tensor: Tensor) -> None:
+        device = self.device
+        if tensor.device.type != device.type or (
+                None not in (device.index, tensor.device.index) and tensor.device != device):
+            raise EnvError(f"step: {name} is on {tensor.device}, but the environments are on {device}; return tensors "
+                           "of one device, the one that the attribute `device` names")
 
 
 def _space_of(obs: Observation, num_envs: int) -> AnySpace:
@@ -184,33 +222,6 @@ def _numpy_dtype(value: Observation) -> np.dtype[np.generic]:
         wide = value.dtype in (torch.bfloat16, torch.float16)
         return np.dtype(np.float32) if wide else torch.empty(0, dtype=value.dtype).numpy().dtype
     return np.asarray(value).dtype
-
-
-def _split(dones: Observation, extras: object) -> tuple[Observation, Observation]:
-    """Return which episodes were cut off, and which ended otherwise."""
-    cut = extras.get("time_outs") if isinstance(extras, Mapping) else None
-    dones = _flags("dones", dones)
-    if cut is None:
-        return dones & False, dones
-    cut = _flags("time_outs", cut) & dones
-    return cut, dones & ~cut
-
-
-def _flags(name: str, values: Observation) -> Observation:
-    """Return flags as booleans; whole numbers must be 0 or 1."""
-    if isinstance(values, Tensor):
-        if values.dtype is torch.bool:
-            return values
-        is_whole = not values.is_floating_point() and not values.is_complex()
-        fits = is_whole and bool(((values == 0) | (values == 1)).all())
-    else:
-        values = np.asarray(values)
-        if values.dtype == np.bool_:
-            return values
-        fits = values.dtype.kind in "iu" and bool(((values == 0) | (values == 1)).all())
-    if not fits:
-        raise EnvError(f"step: expected {name} to be flags, got {_kind(values)}; return bool")
-    return values.to(torch.bool) if isinstance(values, Tensor) else values.astype(np.bool_)
 
 
 def _copied(obs: Observation) -> Observation:
