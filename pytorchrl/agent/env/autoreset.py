@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.env.aliases import MASK_LEAF, AnyVectorEnv, Info, Observation
 from pytorchrl.agent.env.spaces import ObservationReader
-from pytorchrl.errors import EnvError
+from pytorchrl.errors import ConfigError, EnvError
 
 INFO_KEYS = ("lives", MASK_LEAF)
 """Keys that `VecEnv` reads in the `info` of every step."""
@@ -104,6 +104,11 @@ class NextStep(Autoreset):
 
     @override
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
+        if "final_obs" in info:
+            raise EnvError(
+                "expected no info['final_obs'] from a vector environment in NEXT_STEP mode, which is assumed where "
+                "none is stated; if it resets environments in the step that ends their episode, set "
+                "metadata = {'autoreset_mode': AutoresetMode.SAME_STEP} in its class")
         first = self._previous_done
         self._previous_done = done
         self.pending = bool(np.count_nonzero(done))
@@ -150,11 +155,21 @@ def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
 
     The mode is the attribute `autoreset_mode`, else the entry in the metadata of the class, else NEXT_STEP, which is
     Gymnasium's default. Metadata that a class inherits from `VectorEnv` are ignored: all such classes share one
-    dictionary, and a different class may have added the entry.
+    dictionary, and a different class may have added the entry. The vector environments of ManiSkill state no mode, but
+    have the attribute `auto_reset`.
+
+    Raises:
+        ConfigError: The vector environment does not reset environments, and only a method of its own could do so.
     """
     mode = getattr(envs, "autoreset_mode", None)
     if mode is None and envs.metadata is not VectorEnv.metadata:
         mode = envs.metadata.get("autoreset_mode")
+    resets_at_once = getattr(envs, "auto_reset", None)
+    if mode is None and resets_at_once is not None:
+        if not resets_at_once:
+            raise ConfigError(f"{type(envs).__name__} has auto_reset=False, so no episode would begin after the first; "
+                              "build it with auto_reset=True")
+        mode = AutoresetMode.SAME_STEP
     return AutoresetMode.NEXT_STEP if mode is None else AutoresetMode(mode)
 
 

@@ -37,6 +37,7 @@ from pytorchrl.agent.env.single import (
     import_problem,
     is_vector,
     name_of,
+    unwrapped,
 )
 from pytorchrl.agent.env.spaces import leaf_paths, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
@@ -236,10 +237,12 @@ def _checked_native(
             "use backend='sync'")
     speed_up_action_check(envs.unwrapped.action_space)
     is_given = isinstance(blueprint.env_fn, GivenVector)
-    if is_given or not type(envs.unwrapped).__module__.startswith(_NUMPY_ONLY):
+    returns_arrays = isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)) or type(
+        envs.unwrapped).__module__.startswith(_NUMPY_ONLY)
+    if is_given or not returns_arrays:
         from pytorchrl.agent.env.tensors.host import HostVector
 
-        envs = HostVector(envs, blueprint.where, mode, is_given=is_given)
+        envs = HostVector(envs, blueprint.where, type(unwrapped(built)).__name__, mode, is_given=is_given)
     return envs, mode
 
 

@@ -264,8 +264,7 @@ class VectorResults:
             for name, array, kinds in (
                     ("reward", arrays[1], "fiu"), ("terminated", arrays[2], "b"), ("truncated", arrays[3], "b")):
                 if not problem and (array.shape != self._shape or array.dtype.kind not in kinds):
-                    problem = (f"expected {name} of shape {self._shape} and kind {kinds!r}, "
-                               f"got {array.dtype} {array.shape}")
+                    problem = _vector_problem(name, array, self._shape, kinds)
             if problem:
                 raise EnvError(f"step: {problem}")
             self._form = Form(arrays)
@@ -283,6 +282,15 @@ class VectorResults:
         return (obs.dtype, obs.shape, obs.flags.writeable, reward.dtype, reward.shape, reward.flags.writeable,
                 terminated.dtype, terminated.shape, terminated.flags.writeable,
                 truncated.dtype, truncated.shape, truncated.flags.writeable)
+
+
+def _vector_problem(name: str, array: np.ndarray, shape: tuple[int, ...], kinds: str) -> str:
+    got = f"got {array.dtype} {array.shape}"
+    if array.shape != shape:
+        remedy = f"; return {name}[:, 0]" if array.shape == (*shape, 1) else ""
+        return f"expected {name} of shape {shape}, {got}{remedy}"
+    kind, dtype = ("flags", "bool") if kinds == "b" else ("numbers", "float32")
+    return f"expected {name} as {kind}, {got}; return {dtype}"
 
 
 def foreign_problem(values: object) -> str | None:

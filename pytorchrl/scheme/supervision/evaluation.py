@@ -53,8 +53,11 @@ class KeptEnvs:
     def take(self, num_envs: int, seed: int, num_threads: int) -> VecEnv:
         """Return `num_envs` environments whose next episodes begin like those of new environments with this seed.
 
-        The caller gives them back with `keep`, or closes them.
+        The caller gives them back with `keep`, or closes them. There are more environments if they determine their
+        number themselves.
         """
+        if self.factory.has_own_size:
+            num_envs = self.factory.num_envs
         kept, self._envs = self._envs, None
         if kept is not None and kept.num_envs == num_envs:
             kept.reseed(seed)

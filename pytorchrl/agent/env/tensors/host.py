@@ -31,13 +31,16 @@ class HostVector(VectorWrapper):
     Args:
         env: The vector environment.
         where: Name of the worker, for log messages.
+        name: Name of the class of the environments, for log messages.
         mode: The autoreset mode of the environments.
         is_given: Whether the environments belong to the user, and are not closed.
     """
 
-    def __init__(self, env: AnyVectorEnv, where: str, mode: AutoresetMode, *, is_given: bool = False) -> None:
+    def __init__(
+        self, env: AnyVectorEnv, where: str, name: str, mode: AutoresetMode, *, is_given: bool = False,
+    ) -> None:
         super().__init__(env)
-        self._where, self.is_given = where, is_given
+        self._where, self._name, self.is_given = where, name, is_given
         self._inspection: Inspection | None = Inspection(env.num_envs, mode)
         self._form, self._final_form = Form(None), Form(None)
         self._device: torch.device | None = None  # device of the actions; None: actions stay arrays
@@ -54,7 +57,7 @@ class HostVector(VectorWrapper):
             self._device = tensor.device if declared is None else declared
             if self._device.type != "cpu":
                 logger.warning("%s: the observations of %s are copied from %s to the host in every step", self._where,
-                               type(self.env.unwrapped).__name__, self._device)
+                               self._name, self._device)
         found = self._read("observations", obs)
         if self._inspection is not None and mask is None:
             self._inspection.reset(found)
@@ -108,7 +111,7 @@ class HostVector(VectorWrapper):
                 raise EnvError(f"step: {problem}")
             self._form = Form(obs)
         for finding in inspection.step(obs, *rest):
-            logger.warning("%s: %s: %s", self._where, type(self.env.unwrapped).__name__, finding)
+            logger.warning("%s: %s: %s", self._where, self._name, finding)
         if inspection.is_over:
             self._inspection = None
 

@@ -1,0 +1,92 @@
+"""Test that arrays share the memory of tensors on the CPU, and that tensors of other devices are copied by name."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from pytorchrl import VecEnv
+from pytorchrl.agent.env.tensors.host import HostVector
+from pytorchrl.envs.testing import CountingEnv
+from tests.unit.agent.env.tensors import stand_ins
+
+
+def test_nothing_is_copied_on_the_cpu():
+    class Recorded(stand_ins.FiveResults):
+        actions = last = None
+
+        def step(self, actions):
+            self.actions = actions
+            self.last = super().step(actions)
+            return self.last
+
+    env = Recorded(4)
+    vector = VecEnv.create_factory(env)(seed=1).vector
+    vector.reset(seed=1)
+    actions = np.ones(4, np.int64)
+    results = vector.step(actions)
+    assert env.actions.data_ptr() == actions.ctypes.data
+    for tensor, array in zip(env.last[:4], results[:4], strict=True):
+        assert tensor.data_ptr() == array.ctypes.data
+
+
+def test_user_vectors_of_gymnasium_keep_a_seed_for_each_environment():
+    class Seeded(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            self.seen = seed
+            return super().reset(seed=seed, options=options)
+
+    for given in (SyncVectorEnv([Seeded] * 3), lambda num_envs: SyncVectorEnv([Seeded] * num_envs)):
+        env = VecEnv.create_factory(given, vec_env_size=3)(seed=7)
+        env.reset()
+        assert [one.seen for one in env.vector.unwrapped.envs] == env.seeds
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_failure_ends_the_processes_of_a_vector_unless_it_is_given(is_given):
+    def make(num_envs=2):
+        return AsyncVectorEnv([CountingEnv] * num_envs, context="spawn")
+
+    env = VecEnv.create_factory(make() if is_given else make, vec_env_size=2)(seed=1)
+    env.reset()
+    env._failed = True
+    env.close()
+    inner = env.vector.unwrapped
+    assert inner.closed != is_given
+    inner.close()
+
+
+def test_masks_of_resets_are_tensors_where_results_are():
+    env = HostVector(stand_ins.TensorVector(3, AutoresetMode.DISABLED), "worker", "Walk", AutoresetMode.DISABLED)
+    seen = []
+    env.env.walk.begin = seen.append
+    env.reset(seed=1)
+    env.reset(options={"reset_mask": np.array([True, False, True])})
+    assert seen[0] is None
+    assert seen[1].equal(torch.tensor([True, False, True]))
+
+
+@pytest.mark.gpu
+def test_tensors_of_a_gpu_are_copied_and_this_is_said(caplog):
+    class OnGpu(stand_ins.FiveResults):
+        def out(self, name, value):
+            return value.cuda()
+
+        def advance(self, actions):
+            assert actions.device.type == "cuda"
+            return super().advance(actions.cpu())
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    env = VecEnv.create_factory(lambda: OnGpu(4, device="cpu"))(seed=1)
+    assert isinstance(env.reset()[0]["obs"], np.ndarray)
+    assert "are copied from cuda" in caplog.text
+
+
+def test_make_vec_keeps_the_dtype_of_actions():
+    env = VecEnv.create_factory(lambda num_envs: gym.make_vec("Pendulum-v1", num_envs), vec_env_size=2)(seed=1)
+    env.reset()
+    assert env.step(np.zeros((2, 1), np.float32)).reward.shape == (2,)
