@@ -215,6 +215,13 @@ def _checked_native(
         raise FactoryError(
             "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv, or an object with num_envs, reset "
             f"and step, of that size; {name_of(blueprint)} returned {built}")
+    layer = built
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, gym.wrappers.TimeLimit):
+            raise ConfigError(
+                f"Gymnasium's TimeLimit counts the steps of one environment, but {name_of(blueprint)} is a vector of "
+                "environments; register the id without max_episode_steps, and set the environments' own limit")
+        layer = layer.env
     if isinstance(built, VectorEnv):
         envs: AnyVectorEnv = built
     else:

@@ -391,6 +391,9 @@ class VecEnv(Part):
     ) -> Step:
         """Return the result of a step in which an episode may have ended or begun; `step` handles all other steps."""
         if self._autoreset.pending or np.count_nonzero(done):
+            if self.autoreset_mode is AutoresetMode.DISABLED:
+                # The reset that follows may overwrite the results of the step.
+                reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
             try:
                 resolved = self._autoreset.resolve(done, observations, info)
             except USER_ERRORS as failure:

@@ -164,11 +164,11 @@ class TensorVector(VectorEnv):
         num_envs: Number of environments.
         mode: The mode.
         final: The entry of `info` with the last observations in SAME_STEP mode.
-        device: See `Walk`.
+        options: See `Walk`. Results in the same memory are set to zero by a reset.
     """
 
-    def __init__(self, num_envs=4, mode=AutoresetMode.SAME_STEP, final="final_obs", device="cpu"):
-        self.walk = Walk(num_envs, device=device)
+    def __init__(self, num_envs=4, mode=AutoresetMode.SAME_STEP, final="final_obs", **options):
+        self.walk = Walk(num_envs, **options)
         self.num_envs, self.final = num_envs, final
         self.metadata = {"autoreset_mode": mode}
         self.single_observation_space = self.walk.single_observation_space
@@ -186,6 +186,8 @@ class TensorVector(VectorEnv):
         mask = None if options is None else torch.as_tensor(options["reset_mask"])
         self.walk.begin(mask)
         self.ended[:] = False
+        for buffer in self.walk.buffers.values():
+            buffer.zero_()
         return self.obs(), {}
 
     def step(self, actions):

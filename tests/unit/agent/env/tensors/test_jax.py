@@ -122,9 +122,7 @@ def test_a_seed_determines_all_episodes_and_results_are_not_written_to():
 
     def observations(seed):
         env = VecEnv.create_factory(Gymnax, vec_env_size=3)(seed=seed)
-        found = [env.reset()[0]["obs"]]
-        for _ in range(8):
-            found.append(env.step(np.ones(3, int)).obs["obs"])
+        found = [env.reset()[0]["obs"], *(env.step(np.ones(3, int)).obs["obs"] for _ in range(8))]
         assert all(obs.flags.writeable for obs in found)  # copies, because arrays of JAX cannot be changed
         return np.array(found)
 

@@ -45,6 +45,8 @@ SAME = {
     "a function without num_envs": lambda: stand_ins.FiveResults(4),
     "arrays of NumPy, as mjbatch": functools.partial(stand_ins.FiveResults, device=None),
     "results in the same memory": functools.partial(stand_ins.FiveResults, in_place=True),
+    "results in the same memory, which a reset changes": lambda num_envs=4: stand_ins.TensorVector(
+        num_envs, AutoresetMode.DISABLED, in_place=True),
     "arrays in the same memory": functools.partial(stand_ins.FiveResults, in_place=True, device=None),
     "Genesis": stand_ins.FourResults,
 }
@@ -113,6 +115,13 @@ def test_a_scheme_trains_in_a_given_vector_but_not_with_several_workers():
 def test_options_of_single_environments_are_refused_with_a_remedy(options, message):
     with pytest.raises(ConfigError, match=message):
         VecEnv.create_factory(lambda: stand_ins.FiveResults(4), **options)
+
+
+def test_the_time_limit_of_gymnasium_is_refused():
+    made = gym.make("Walk-v0", num_envs=4, max_episode_steps=5, disable_env_checker=True)
+    for env in (made, lambda: made):
+        with pytest.raises(ConfigError, match=r"TimeLimit counts the steps of one environment.*register the id without"):
+            VecEnv.create_factory(env)
 
 
 def test_spaces_are_read_off_the_first_observations():
@@ -271,7 +280,7 @@ def test_a_vector_environment_of_an_unknown_mode_is_refused_when_it_resets_at_on
     class Unknown(stand_ins.ManiSkillForm):
         auto_reset = None
 
-    with pytest.raises(EnvError, match="metadata = {'autoreset_mode': AutoresetMode.SAME_STEP}"):
+    with pytest.raises(EnvError, match=re.escape("metadata = {'autoreset_mode': AutoresetMode.SAME_STEP}")):
         weights_of(Unknown)
 
     class Never(stand_ins.ManiSkillForm):
