@@ -19,6 +19,7 @@ logger = get_logger(__name__)
 
 _OLD_FINAL_OBS = "final_observation"  # the name of "final_obs" before Gymnasium 1.1
 _CHECKED = ("final_obs", _OLD_FINAL_OBS)  # entries that must be on the device of the environments
+_CPU = 1  # the number of the CPU in DLPack
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -44,6 +45,7 @@ class HostVector(VectorWrapper):
         self._inspection: Inspection | None = Inspection(env.num_envs, mode)
         self._form, self._final_form = Form(None), Form(None)
         self._device: torch.device | None = None  # device of the actions; None: actions stay arrays
+        self._is_known = False  # whether the device is known
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
         """Reset the environments; see Gymnasium."""
@@ -51,13 +53,9 @@ class HostVector(VectorWrapper):
         if mask is not None and self._device is not None:
             options = {**(options or {}), "reset_mask": torch.from_numpy(mask).to(self._device)}
         obs, info = self.env.reset(seed=seed, options=options)
-        tensor = _first_tensor(obs)
-        if tensor is not None:
-            declared = self.find_device()
-            self._device = tensor.device if declared is None else declared
-            if self._device.type != "cpu":
-                logger.warning("%s: the observations of %s are copied from %s to the host in every step", self._where,
-                               self._name, self._device)
+        if not self._is_known:
+            self._is_known = True
+            self._find_device(_first_leaf(obs))
         found = self._read("observations", obs)
         if self._inspection is not None and mask is None:
             self._inspection.reset(found)
@@ -89,6 +87,19 @@ class HostVector(VectorWrapper):
         """Close the environments, unless they belong to the user."""
         if not self.is_given:
             self.env.close(**options)
+
+    def _find_device(self, leaf: Observation) -> None:
+        """Find the device of the environments, given a leaf of their observations, and say if it is not the host."""
+        place = ""
+        if isinstance(leaf, Tensor):
+            declared = self.find_device()  # then `EnvFactory` says so
+            self._device = leaf.device if declared is None else declared
+            place = "" if self._device.type == "cpu" or declared is not None else str(self._device)
+        elif hasattr(leaf, "__dlpack_device__") and leaf.__dlpack_device__()[0] != _CPU:
+            place = str(getattr(leaf, "device", "a device"))
+        if place:
+            logger.warning("%s: the observations of %s are copied from %s to the host in every step", self._where,
+                           self._name, place)
 
     def _read_info(self, info: object) -> Info:
         if not isinstance(info, Mapping):
@@ -142,9 +153,8 @@ def final_observations(info: Mapping[str, Observation]) -> Observation:
     return info["final_obs"] if "final_obs" in info else info.get(_OLD_FINAL_OBS)
 
 
-def _first_tensor(value: Observation) -> Tensor | None:
-    """Return the first tensor of a nested observation; None if there is none."""
-    if isinstance(value, Tensor):
-        return value
-    parts = value.values() if hasattr(value, "values") else value if isinstance(value, tuple) else ()
-    return next((tensor for part in parts if (tensor := _first_tensor(part)) is not None), None)
+def _first_leaf(value: Observation) -> Observation:
+    """Return the first array or tensor of a nested observation."""
+    parts = list(value.values()) if hasattr(value, "values") and not isinstance(value, Tensor) else (
+        value if isinstance(value, tuple) else ())
+    return _first_leaf(parts[0]) if len(parts) else value

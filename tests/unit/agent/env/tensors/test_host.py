@@ -69,6 +69,23 @@ def test_masks_of_resets_are_tensors_where_results_are():
     assert seen[1].equal(torch.tensor([True, False, True]))
 
 
+def test_arrays_of_another_device_are_copied_and_this_is_said_once(caplog):
+    class OnDevice(np.ndarray):
+        device = "gpu:0"
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+    class Elsewhere(stand_ins.TensorVector):
+        def obs(self):
+            return super().obs().view(OnDevice)
+
+    env = HostVector(Elsewhere(2, AutoresetMode.DISABLED, device=None), "worker", "Walk", AutoresetMode.DISABLED)
+    env.reset()
+    env.reset(options={"reset_mask": np.array([True, False])})
+    assert caplog.messages == ["worker: the observations of Walk are copied from gpu:0 to the host in every step"]
+
+
 @pytest.mark.gpu
 def test_tensors_of_a_gpu_are_copied_and_this_is_said(caplog):
     class OnGpu(stand_ins.FiveResults):

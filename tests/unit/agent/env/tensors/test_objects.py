@@ -120,7 +120,7 @@ def test_options_of_single_environments_are_refused_with_a_remedy(options, messa
 def test_the_time_limit_of_gymnasium_is_refused():
     made = gym.make("Walk-v0", num_envs=4, max_episode_steps=5, disable_env_checker=True)
     for env in (made, lambda: made):
-        with pytest.raises(ConfigError, match=r"TimeLimit counts the steps of one environment.*register the id without"):
+        with pytest.raises(ConfigError, match=r"TimeLimit counts the steps of one env.*register the id without"):
             VecEnv.create_factory(env)
 
 
