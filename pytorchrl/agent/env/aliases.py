@@ -30,6 +30,8 @@ AnySpace = gym.Space[EnvValue]
 AnyEnv = gym.Env[Observation, Action]
 AnyWrapper = gym.Wrapper[Observation, Action, Observation, Action]
 AnyVectorEnv = VectorEnv[Observation, Action, EnvValue]
+EnvObject = UserPart
+"""An object that steps one or several environments; its class need not derive from one of Gymnasium's."""
 EnvFn = str | EnvSpec | AnyEnv | Callable[..., UserPart]
 """A Gymnasium id, an EnvSpec, an environment, or a function of keyword arguments that builds an environment or a vector
 environment."""

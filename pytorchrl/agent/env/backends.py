@@ -22,7 +22,17 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.action_checks import speed_up_action_check
-from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, EnvFn, EnvKwargs, EnvWrapper, Info, Observation
+from pytorchrl.agent.env.aliases import (
+    Action,
+    AnyEnv,
+    AnyVectorEnv,
+    EnvFn,
+    EnvKwargs,
+    EnvObject,
+    EnvWrapper,
+    Info,
+    Observation,
+)
 from pytorchrl.agent.env.autoreset import INFO_KEYS, autoreset_mode_of
 from pytorchrl.agent.env.guard import close_and_log, describe, seed_spaces, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
@@ -42,7 +52,7 @@ from pytorchrl.agent.env.single import (
 from pytorchrl.agent.env.spaces import leaf_paths, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
-from pytorchrl.support.untyped import Forwarded, UserPart
+from pytorchrl.support.untyped import Forwarded
 
 if TYPE_CHECKING:
     import torch
@@ -51,9 +61,9 @@ VectorMaker = Callable[..., AnyVectorEnv]
 
 
 class VectorSizeError(ConfigError):
-    """A vector environment, `envs`, has another number of environments than the options say."""
+    """A vector environment has another number of environments, `num_envs`, than the options say."""
 
-    envs: AnyVectorEnv
+    num_envs: int
 
 
 # A step of Gymnasium's NumPy vector environments takes 40 us, regardless of the number of environments. A step of
@@ -198,7 +208,7 @@ def _build_native(
 
 
 def _checked_native(
-    blueprint: Blueprint, built: UserPart, mode: AutoresetMode | str | None,
+    blueprint: Blueprint, built: EnvObject, mode: AutoresetMode | str | None,
 ) -> tuple[AnyVectorEnv, AutoresetMode]:
     """Return a native vector environment, in the form of Gymnasium and with arrays of NumPy, and its autoreset mode.
 
@@ -213,8 +223,8 @@ def _checked_native(
     """
     if not is_vector(built):
         raise FactoryError(
-            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv, or an object with num_envs, reset "
-            f"and step, of that size; {name_of(blueprint)} returned {built}")
+            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size, or an object with "
+            f"num_envs, reset and step; {name_of(blueprint)} returned {built}")
     layer = built
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer, gym.wrappers.TimeLimit):
@@ -232,7 +242,9 @@ def _checked_native(
         failure = VectorSizeError(
             f"vec_env_size={blueprint.num_envs}, but {name_of(blueprint)} has {envs.num_envs} environments; set "
             f"{envs.num_envs}, or leave vec_env_size out (with train, num_envs)")
-        failure.envs = envs
+        failure.num_envs = envs.num_envs
+        if not isinstance(blueprint.env_fn, GivenVector):
+            envs.close()
         raise failure
     _check_spaces(envs, blueprint.where)
     # The argument is more reliable than the metadata, because classes may share one metadata dictionary.
@@ -271,7 +283,7 @@ def wrapper_warnings(envs: AnyVectorEnv) -> list[str]:
     return [_WRAPPER_WARNINGS[name] for name in sorted(kinds)]
 
 
-def _of_built(blueprint: Blueprint, built: UserPart) -> tuple[AnyVectorEnv, AutoresetMode]:
+def _of_built(blueprint: Blueprint, built: EnvObject) -> tuple[AnyVectorEnv, AutoresetMode]:
     """Return the vector environment that a function or an id without `num_envs` has built; see `_checked_native`.
 
     Raises:

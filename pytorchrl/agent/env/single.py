@@ -30,6 +30,7 @@ from pytorchrl.agent.env.aliases import (
     AnyWrapper,
     EnvFn,
     EnvKwargs,
+    EnvObject,
     EnvWrapper,
     Info,
     ResetResult,
@@ -43,7 +44,6 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 from pytorchrl.support.code import import_extra, import_module, missing_package
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
-from pytorchrl.support.untyped import UserPart
 
 TURN_BASED = (
     "pass a function that returns pettingzoo.utils.conversions.turn_based_aec_to_parallel(env), and "
@@ -115,7 +115,7 @@ class GivenVector(GivenEnv):
     remedy = MAKE_VECTOR
 
     @override
-    def __call__(self, num_envs: int = 1) -> UserPart:
+    def __call__(self, num_envs: int = 1) -> EnvObject:
         """Return the vector of environments, which has its own number of environments."""
         return self.env
 
@@ -123,12 +123,12 @@ class GivenVector(GivenEnv):
 class BuiltVector(Exception):  # noqa: N818 - it is no error
     """Reports that a function has built a vector of environments, `env`, instead of one environment."""
 
-    def __init__(self, env: UserPart) -> None:
+    def __init__(self, env: EnvObject) -> None:
         super().__init__()
         self.env = env
 
 
-def unwrapped(env: UserPart) -> UserPart:
+def unwrapped(env: EnvObject) -> EnvObject:
     """Return an environment without Gymnasium's wrappers; other objects are returned as they are."""
     return env.unwrapped if isinstance(env, (gym.Env, VectorEnv)) else env
 
@@ -157,10 +157,10 @@ class Blueprint:
     seeds: list[int]
     where: str
     """Name of the worker, for error messages."""
+    truncation: str
+    """See the option of `VecEnv`."""
     restarts: Restarts | None = None
     """Restart budget; if None, an exception in an environment ends the run."""
-    truncation: str = "exact"
-    """See the option of `VecEnv`."""
     timeout_s: float | None = None
     """Longest time of one call of an environment, in seconds; native vector environments, which step all environments
     in one call, are then refused."""

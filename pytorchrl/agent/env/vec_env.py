@@ -198,11 +198,8 @@ class VecEnv(Part):
         try:
             probe, obs = cls._probe(built)
         except VectorSizeError as failure:  # the environments themselves determine their number
-            if not isinstance(built.env_fn, GivenVector):
-                failure.envs.close()
-            size = failure.envs.num_envs
             if vec_env_size == 1:  # the default
-                built = dataclasses.replace(built, vec_env_size=size)
+                built = dataclasses.replace(built, vec_env_size=failure.num_envs)
             probe, obs = cls._probe(built, size=built.vec_env_size)
             has_own_size = True
         if built.keep_float64 is None and any(map(is_large, obs.values())):

@@ -323,6 +323,25 @@ ELSEWHERE = {
     **dict.fromkeys(("there are two environments", "the environment is missing"),
                     "cli/test_main.py::test_the_environment_is_the_second_word_or_a_flag"),
     "needs the records of the run": "support/test_display.py::test_an_agent_plots_and_reports_its_run",
+    "has auto_reset=False, so no episode":
+        "agent/env/tensors/test_objects.py::"
+        "test_a_vector_environment_of_an_unknown_mode_is_refused_when_it_resets_at_once",
+    "Gymnasium's TimeLimit counts": "agent/env/tensors/test_objects.py::test_the_time_limit_of_gymnasium_is_refused",
+    "or leave vec_env_size out (with train":
+        "agent/env/tensors/test_objects.py::test_a_scheme_trains_in_a_given_vector_but_not_with_several_workers",
+    **dict.fromkeys(("builds a vector of environments; leave", "does not support max_episode_steps; set its own"),
+                    "agent/env/tensors/test_objects.py::"
+                    "test_options_of_single_environments_are_refused_with_a_remedy"),
+    **dict.fromkeys(("; return \0[:, 0]", "return tensors of one device", "as flags, got", "states no actions",
+                     "states no observation_space", "expected a dictionary as extras"),
+                    "agent/env/tensors/test_objects.py::test_wrong_environments_are_named_in_the_first_rollout"),
+    "and no last one in extras": "agent/env/tensors/test_objects.py::"
+                                 "test_an_episode_that_is_cut_off_needs_its_last_observation_or_is_counted",
+    "step returns its last observation": "agent/env/tensors/test_inspection.py::test_what_looks_wrong_is_said_once",
+    "resets itself, so the last":
+        "agent/env/tensors/test_jax.py::test_the_form_of_brax_has_limits_of_its_own_or_of_the_option",
+    "expected a discrete or continuous action space":
+        "agent/env/tensors/test_jax.py::test_spaces_of_actions_are_converted_or_refused",
     "save it with the encoding UTF-8": "training/test_configuration.py::test_a_file_may_begin_with_a_byte_order_mark",
 }
 # A part of a text -> why no test executes its remedy.

@@ -62,7 +62,11 @@ class HostVector(VectorWrapper):
         return found, self._read_info(info)
 
     def step(self, actions: Action) -> tuple[Observation, Observation, Observation, Observation, Info]:
-        """Step the environments; see Gymnasium."""
+        """Step the environments; see Gymnasium.
+
+        Raises:
+            EnvError: The result has another form, or is on another device than the environments.
+        """
         if self._device is not None:
             actions = torch.from_numpy(actions).to(self._device)
         result: object = self.env.step(actions)

@@ -19,21 +19,20 @@ from typing import NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from pytorchrl.agent.env.aliases import Action, AnySpace, Info, Observation
+from pytorchrl.agent.env.aliases import Action, AnySpace, EnvObject, Info, Observation
 from pytorchrl.errors import ConfigError, EnvError
-from pytorchrl.support.untyped import Untyped, UserPart
 
 _NO_LIMIT = 2**30  # steps
 
 
 class _Outcome(NamedTuple):
-    """What a step of one environment returns, in either form."""
+    """The result of a step of one environment; arrays of JAX have the interface of those of NumPy."""
 
-    state: Untyped
-    obs: Untyped
-    reward: Untyped
-    terminated: Untyped
-    truncated: Untyped
+    state: object
+    obs: Observation
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
 
 
 def is_functional(env: object) -> bool:
@@ -60,7 +59,7 @@ class FunctionalVector:
         ConfigError: The environment resets itself, so that its last observations are lost.
     """
 
-    def __init__(self, env: UserPart, num_envs: int, max_episode_steps: int | None) -> None:
+    def __init__(self, env: EnvObject, num_envs: int, max_episode_steps: int | None) -> None:
         self._jax = importlib.import_module("jax")
         self._env, self._params = _parts(env)
         self.num_envs = num_envs
@@ -75,7 +74,7 @@ class FunctionalVector:
         self._reset_all = self._jax.jit(self._jax.vmap(self._begin_counted))
         self._step_all = self._jax.jit(self._stepped)
         self._key = self._jax.random.key(0)
-        self._state: Untyped = None
+        self._state: object = None
 
     def reset(self, *, seed: int | None = None) -> tuple[Observation, Info]:
         """Start new episodes in all environments."""
@@ -91,7 +90,7 @@ class FunctionalVector:
             self._key, self._state, actions)
         return obs, reward, terminated, truncated, {"final_obs": final}
 
-    def _begin_counted(self, key: Untyped) -> tuple[Untyped, Untyped]:
+    def _begin_counted(self, key: object) -> tuple[tuple[object, int], Observation]:
         """Start an episode; return the state, with the number of its steps, and the first observation."""
         begun = self._begin(key)
         if not hasattr(self._env, "action_size"):
@@ -103,10 +102,10 @@ class FunctionalVector:
                 "the environment without this wrapper (in Brax, auto_reset=False), and set max_episode_steps")
         return (begun, 0), begun.obs
 
-    def _begin_gymnax(self, key: Untyped) -> Untyped:
+    def _begin_gymnax(self, key: object) -> object:
         return getattr(self._env, "reset_env", self._env.reset)(key, self._params)
 
-    def _stepped(self, key: Untyped, states: Untyped, actions: Untyped) -> tuple[Untyped, ...]:
+    def _stepped(self, key: object, states: tuple[object, np.ndarray], actions: Action) -> tuple[object, ...]:
         jax, numpy = self._jax, self._jax.numpy
         key, of_step, of_reset = jax.random.split(key, 3)
         before, counts = states
@@ -117,7 +116,7 @@ class FunctionalVector:
         ended = terminated | truncated
         after = ((outcome.state, counts), outcome.obs)
 
-        def restart(current: Untyped) -> Untyped:
+        def restart(current: object) -> object:
             new = jax.vmap(self._begin_counted)(jax.random.split(of_reset, self.num_envs))
             return jax.tree.map(lambda first, later: numpy.where(
                 ended.reshape(-1, *[1] * (later.ndim - 1)), first, later).astype(later.dtype), new, current)
@@ -126,13 +125,13 @@ class FunctionalVector:
         states, obs = jax.lax.cond(ended.any(), restart, lambda current: current, after)
         return key, states, obs, outcome.reward, terminated, truncated, outcome.obs
 
-    def _advance_brax(self, key: Untyped, state: Untyped, action: Untyped) -> _Outcome:
+    def _advance_brax(self, key: object, state: object, action: Action) -> _Outcome:
         after = self._env.step(state, action)
         done = after.done.astype(bool)
         cut = after.info["truncation"].astype(bool) if "truncation" in after.info else done & False
         return _Outcome(after, after.obs, after.reward, done & ~cut, cut)
 
-    def _advance_gymnax(self, key: Untyped, state: Untyped, action: Untyped) -> _Outcome:
+    def _advance_gymnax(self, key: object, state: object, action: Action) -> _Outcome:
         step = getattr(self._env, "step_env", self._env.step)
         obs, after, reward, done, _ = step(key, state, action, self._params)
         done = self._jax.numpy.asarray(done).astype(bool)
@@ -143,7 +142,7 @@ class FunctionalVector:
         return _Outcome(after, obs, self._jax.numpy.asarray(reward), done & ~cut, cut)
 
     @functools.cached_property
-    def _unlimited(self) -> Untyped:
+    def _unlimited(self) -> object:
         """The parameters without a limit of time; None if the environment does not state its limit."""
         limited = hasattr(self._params, "max_steps_in_episode") and hasattr(self._env, "is_terminal")
         return self._params.replace(max_steps_in_episode=_NO_LIMIT) if limited else None
@@ -152,15 +151,19 @@ class FunctionalVector:
         if hasattr(self._env, "action_size"):
             return spaces.Box(-1.0, 1.0, (int(self._env.action_size),), np.float32)
         space = self._env.action_space
-        return _converted(space(self._params) if callable(space) else space)
+        return converted_space(space(self._params) if callable(space) else space)
 
 
-def _parts(env: UserPart) -> tuple[UserPart, UserPart]:
+def _parts(env: EnvObject) -> tuple[EnvObject, EnvObject]:
     return env if isinstance(env, tuple) and len(env) == 2 else (env, None)
 
 
-def _converted(space: UserPart) -> AnySpace:
-    """Return a space of gymnax as a space of Gymnasium."""
+def converted_space(space: EnvObject) -> AnySpace:
+    """Return a space of gymnax as a space of Gymnasium.
+
+    Raises:
+        EnvError: It is neither discrete nor continuous.
+    """
     if isinstance(space, spaces.Space):
         return space
     if hasattr(space, "n"):

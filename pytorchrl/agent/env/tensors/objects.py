@@ -25,12 +25,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
-from pytorchrl.agent.env.aliases import Action, AnySpace, Info, Observation
+from pytorchrl.agent.env.aliases import Action, AnySpace, EnvObject, Info, Observation
 from pytorchrl.agent.env.single import unwrapped
 from pytorchrl.agent.env.statistics import APPROXIMATED
 from pytorchrl.errors import EnvError
 from pytorchrl.support.terminal import get_logger
-from pytorchrl.support.untyped import UserPart
 
 logger = get_logger(__name__)
 
@@ -53,7 +52,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         truncation: See the option of `VecEnv`.
     """
 
-    def __init__(self, env: UserPart, truncation: str) -> None:
+    def __init__(self, env: EnvObject, truncation: str) -> None:
         self._env, self._is_approximate = env, truncation == "approximate"
         self._base = base = unwrapped(env)
         self.num_envs = int(base.num_envs)
@@ -77,7 +76,12 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         return obs, extras
 
     def step(self, actions: Action) -> tuple[Observation, Observation, Observation, Observation, Info]:
-        """Step all environments; those whose episode ends return the first observation of the next episode."""
+        """Step all environments; those whose episode ends return the first observation of the next episode.
+
+        Raises:
+            EnvError: The result has another form than this module describes, or an episode was cut off and its last
+                observation is unknown.
+        """
         result = self._env.step(actions)
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise EnvError(

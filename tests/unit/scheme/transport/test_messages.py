@@ -40,7 +40,8 @@ _MESSAGES = [
 _ERRORS = [value for _, value in inspect.getmembers(errors, inspect.isclass)
            if issubclass(value, errors.PyTorchRLError)]
 # Exceptions that the package itself always catches.
-_CAUGHT = {"channel ClosedError", "channel FullError", "signals Unblocked", "simulation Ended"}
+_CAUGHT = {"channel ClosedError", "channel FullError", "signals Unblocked", "simulation Ended", "single BuiltVector",
+           "backends VectorSizeError"}
 _MUTABLE = {
     # class: reason why objects of this class never are messages, batches or steps
     "agent/storages/ring.py _Head": "state of a ring buffer",

@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from pytorchrl import VecEnv
 from pytorchrl.agent.env.tensors.host import HostVector
 from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import EnvError
 from tests.unit.agent.env.tensors import stand_ins
 
 
@@ -88,7 +89,14 @@ def test_arrays_of_another_device_are_copied_and_this_is_said_once(caplog):
 
 @pytest.mark.gpu
 def test_tensors_of_a_gpu_are_copied_and_this_is_said(caplog):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
     class OnGpu(stand_ins.FiveResults):
+        def __init__(self, num_envs, **options):
+            super().__init__(num_envs, **options)
+            self.device = torch.device("cuda")
+
         def out(self, name, value):
             return value.cuda()
 
@@ -96,11 +104,24 @@ def test_tensors_of_a_gpu_are_copied_and_this_is_said(caplog):
             assert actions.device.type == "cuda"
             return super().advance(actions.cpu())
 
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    env = VecEnv.create_factory(lambda: OnGpu(4, device="cpu"))(seed=1)
-    assert isinstance(env.reset()[0]["obs"], np.ndarray)
-    assert "are copied from cuda" in caplog.text
+    env = VecEnv.create_factory(OnGpu, vec_env_size=4)(seed=1)
+    expected = VecEnv.create_factory(stand_ins.FiveResults, vec_env_size=4)(seed=1)
+    assert np.array_equal(env.reset()[0]["obs"], expected.reset()[0]["obs"])
+    for _ in range(10):
+        step, other = (envs.step(np.ones(4, np.int64)) for envs in (env, expected))
+        assert np.array_equal(step.obs["obs"], other.obs["obs"])
+        assert np.array_equal(step.final_obs["obs"], other.final_obs["obs"]) if len(step.final_index) else True
+    assert "are copied from cuda:0 to the host in every step" in caplog.text
+
+    class Mixed(OnGpu):
+        def step(self, actions):
+            obs, reward, terminated, truncated, extras = super().step(actions)
+            return obs, reward, terminated, truncated.cpu(), extras
+
+    env = VecEnv.create_factory(Mixed, vec_env_size=4)(seed=1)
+    env.reset()
+    with pytest.raises(EnvError, match="truncated is on cpu, but the environments are on cuda"):
+        env.step(np.ones(4, np.int64))
 
 
 def test_make_vec_keeps_the_dtype_of_actions():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import NamedTuple
 
 import gymnasium as gym
@@ -11,13 +11,18 @@ import pytest
 import torch
 
 from pytorchrl import ConfigError, VecEnv, train
-from pytorchrl.agent.env.tensors.jax import is_functional
+from pytorchrl.agent.env.tensors.jax import converted_space, is_functional
 from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import EnvError
 from tests.unit.agent.env.tensors import stand_ins
 
 TINY = {"num_envs": 4, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 1, "target_steps": 128, "progress": False,
         "seed": 3, "hidden_sizes": (8,)}
 LIMIT = 5
+
+
+def jax_module():
+    return sys.modules["jax"]
 
 
 class State(NamedTuple):
@@ -47,7 +52,7 @@ class Gymnax:
         return Discrete()
 
     def reset(self, key, params):
-        start = importlib.import_module("jax").random.uniform(key)
+        start = jax_module().random.uniform(key)
         state = (start, 0)
         return self.obs(state), state
 
@@ -62,7 +67,7 @@ class Gymnax:
         return (state[0] > 3) | (state[1] >= params.max_steps_in_episode)
 
     def obs(self, state):
-        return importlib.import_module("jax").numpy.array([state[0], state[1]], dtype="float32")
+        return jax_module().numpy.array([state[0], state[1]], dtype="float32")
 
 
 class Brax:
@@ -74,7 +79,7 @@ class Brax:
         self.info = info or {}
 
     def reset(self, rng):
-        jax = importlib.import_module("jax")
+        jax = jax_module()
         return State(jax.random.uniform(rng, (3,)), jax.numpy.zeros(()), jax.numpy.zeros(()), self.info)
 
     def step(self, state, action):
@@ -88,6 +93,17 @@ def test_functional_environments_are_told_from_others():
     assert is_functional(Brax())
     assert not any(map(is_functional, (
         Gymnax, CountingEnv(), stand_ins.FiveResults(), gym.make_vec("CartPole-v1", 2), None, (1, 2), lambda: 0)))
+
+
+def test_spaces_of_actions_are_converted_or_refused():
+    class Box:
+        low, high, shape = -2.0, np.array([1.0, 3.0]), (2,)
+
+    assert converted_space(Discrete()) == gym.spaces.Discrete(2)
+    assert converted_space(Box()) == gym.spaces.Box(np.float32([-2, -2]), np.float32([1, 3]))
+    assert converted_space(gym.spaces.Discrete(3)) == gym.spaces.Discrete(3)
+    with pytest.raises(EnvError, match=r"expected a discrete or continuous action space.*wrap the environment in one"):
+        converted_space(object())
 
 
 @pytest.mark.parametrize("made", [Gymnax, lambda: (Gymnax(), Params())])
@@ -159,7 +175,7 @@ def test_a_vector_environment_of_jax_trains_if_gymnasium_converts_it():
     pytest.importorskip("jax")
     pytest.importorskip("array_api_compat")
     wrappers = gym.wrappers.vector
-    jax_numpy = importlib.import_module("jax.numpy")
+    jax_numpy = jax_module().numpy
 
     def of_jax():
         return wrappers.ArrayConversion(stand_ins.TensorVector(4, device=None), np, jax_numpy)
