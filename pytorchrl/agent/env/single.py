@@ -120,6 +120,27 @@ class GivenVector(GivenEnv):
         return self.env
 
 
+class GivenFunctional:
+    """A function that returns an environment of JAX that the user has built.
+
+    The environment has no state of its own, so several workers may use it.
+
+    Args:
+        env: The environment, or a pair of it and its parameters.
+    """
+
+    def __init__(self, env: EnvObject) -> None:
+        self.env = env
+
+    def __call__(self) -> EnvObject:
+        """Return the environment."""
+        return self.env
+
+    def __repr__(self) -> str:
+        env = self.env[0] if isinstance(self.env, tuple) else self.env
+        return f"<an environment of the class {type(env).__name__}>"
+
+
 class BuiltVector(Exception):  # noqa: N818 - it is no error
     """Reports that a function has built a vector of environments, `env`, instead of one environment."""
 

@@ -42,6 +42,7 @@ from pytorchrl.agent.env.restarts import Restarts, cut_in
 from pytorchrl.agent.env.single import (
     Blueprint,
     GivenEnv,
+    GivenFunctional,
     GivenVector,
     is_vector,
     registered_spec,
@@ -49,6 +50,7 @@ from pytorchrl.agent.env.single import (
 )
 from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import APPROXIMATED, EpisodeStatistics, Monitor
+from pytorchrl.agent.env.tensors.jax import is_functional
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.errors import CallOrderError, ConfigError, EnvError, NonFiniteDataError, Problem, StoppedError
@@ -105,9 +107,9 @@ class VecEnv(Part):
         """Settings of a `VecEnv`."""
 
         env_fn: OptionValue = option(  # `EnvFn`, checked below
-            help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment "
-            "(or, if it takes num_envs, a vector environment). One worker with one environment also accepts an "
-            "environment.")
+            help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment, an "
+            "environment of JAX, or, mostly with the argument num_envs, a vector of environments. One worker also "
+            "accepts an environment or a vector of environments.")
         backend: str = option(
             "auto", help="Method of stepping the environments. auto uses the native vector environment if one exists, "
             "else sync. For fewer than 4 of Gymnasium's classic control environments (such as CartPole), auto uses "
@@ -149,6 +151,8 @@ class VecEnv(Part):
                 object.__setattr__(self, "env_fn", GivenVector(self.env_fn))
             elif isinstance(self.env_fn, gym.Env):
                 object.__setattr__(self, "env_fn", GivenEnv(self.env_fn))
+            elif is_functional(self.env_fn):
+                object.__setattr__(self, "env_fn", GivenFunctional(self.env_fn))
             super().__post_init__()
             if not (isinstance(self.env_fn, (str, EnvSpec)) or callable(self.env_fn)):
                 raise ConfigError(

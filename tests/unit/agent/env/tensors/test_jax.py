@@ -106,7 +106,7 @@ def test_spaces_of_actions_are_converted_or_refused():
         converted_space(object())
 
 
-@pytest.mark.parametrize("made", [Gymnax, lambda: (Gymnax(), Params())])
+@pytest.mark.parametrize("made", [Gymnax, lambda: (Gymnax(), Params()), Gymnax(), (Gymnax(), Params())])
 def test_resets_keep_the_last_observations_and_time_limits_are_no_terminations(made):
     pytest.importorskip("jax")
     env = VecEnv.create_factory(made, vec_env_size=4)(seed=1)
