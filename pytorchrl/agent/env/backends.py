@@ -237,7 +237,13 @@ def _checked_native(
     else:
         from pytorchrl.agent.env.tensors.objects import ObjectVector  # imports torch
 
-        envs = ObjectVector(built, blueprint.truncation)
+        try:
+            envs = ObjectVector(built, blueprint.truncation)
+        except PyTorchRLError:
+            raise
+        except USER_ERRORS as failure:
+            reraise_of_signal(failure)
+            raise EnvError(f"{blueprint.where}: reset raised: {describe(failure)}") from failure
     if envs.num_envs != blueprint.num_envs:
         failure = VectorSizeError(
             f"vec_env_size={blueprint.num_envs}, but {name_of(blueprint)} has {envs.num_envs} environments; set "

@@ -107,8 +107,8 @@ class VecEnv(Part):
         """Settings of a `VecEnv`."""
 
         env_fn: OptionValue = option(  # `EnvFn`, checked below
-            help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment, an "
-            "environment of JAX, or, mostly with the argument num_envs, a vector of environments. One worker also "
+            help="A Gymnasium id, an EnvSpec, or a function that takes keyword arguments and builds one environment, "
+            "an environment of JAX, or, mostly with the argument num_envs, a vector of environments. One worker also "
             "accepts an environment or a vector of environments.")
         backend: str = option(
             "auto", help="Method of stepping the environments. auto uses the native vector environment if one exists, "

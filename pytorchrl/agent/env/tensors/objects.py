@@ -141,7 +141,8 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
             if isinstance(space, spaces.Space):
                 return space
         if name == "observation":
-            return _space_of(self._reset()[0], self.num_envs)
+            # The first reset of an object may need a seed, for example to build its random generator.
+            return _space_of(self._reset(seed=0)[0], self.num_envs)
         number = getattr(self._base, "num_actions", None)
         if not isinstance(number, (int, np.integer)):
             raise EnvError(

@@ -88,6 +88,51 @@ def test_wrappers_of_gymnasium_that_return_tensors_train():
     assert single.equal(weights_of(lambda: gym.make("CartPole-v1"), num_envs=4, backend="sync"))
 
 
+PENDULUM = """<mujoco><worldbody><body><joint name="hinge" axis="0 1 0"/><geom size="0.1" pos="0 0 -1"/></body>
+</worldbody><actuator><motor joint="hinge"/></actuator></mujoco>"""
+
+
+class Simulations:
+    """Pendulums that mjbatch steps; observations are views of its memory, or copies of it."""
+
+    num_actions = 1
+
+    def __init__(self, num_envs, copies):
+        mujoco, mjbatch = pytest.importorskip("mujoco"), pytest.importorskip("mjbatch")
+        self.num_envs, self.copies, self.counts = num_envs, copies, np.zeros(num_envs, int)
+        self.batch = mjbatch.Batch(mujoco.MjModel.from_xml_string(PENDULUM), num_envs, 1)
+        self.place, self.speed, self.force = (self.batch.bind(name, np.float32) for name in ("qpos", "qvel", "ctrl"))
+
+    def reset(self, seed=None):
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.begin(np.arange(self.num_envs))
+        return self.obs()
+
+    def begin(self, rows):
+        self.counts[rows] = self.speed[rows] = 0
+        self.place[rows] = self.random.uniform(-1, 1, (len(rows), 1))
+
+    def obs(self):
+        obs = {"place": self.place, "speed": self.speed}
+        return {name: part.copy() for name, part in obs.items()} if self.copies else obs
+
+    def step(self, actions):
+        self.force[:] = actions
+        self.batch.step()
+        self.counts += 1
+        cut = self.counts >= 10
+        extras = {"final_obs": {"place": self.place.copy(), "speed": self.speed.copy()}}
+        reward = self.place[:, 0].copy()
+        self.begin(cut.nonzero()[0])
+        return self.obs(), reward, cut & False, cut, extras
+
+
+def test_views_of_the_memory_of_mjbatch_train_as_copies_do():
+    first, second = (weights_of(functools.partial(Simulations, copies=copies), num_envs=4) for copies in (False, True))
+    assert first.equal(second)
+
+
 def test_a_scheme_trains_in_a_given_vector_but_not_with_several_workers():
     remedy = re.escape("give a function that takes num_envs, such as lambda num_envs: MyEnvs(num_envs)")
     envs = VecEnv.create_factory(stand_ins.FiveResults(4))
@@ -137,6 +182,17 @@ def test_spaces_are_read_off_the_first_observations():
     assert factory.observation_space == {"policy": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
     assert factory.action_space == spaces.Box(-np.inf, np.inf, (2,), np.float32)
     weights_of(Bare)
+
+
+def test_a_reset_that_fails_while_spaces_are_read_is_an_error_of_the_environment():
+    class Fails(stand_ins.FiveResults):
+        single_observation_space = property(lambda self: None, lambda self, value: None)
+
+        def reset(self, seed=None):
+            raise ZeroDivisionError("of the simulator")
+
+    with pytest.raises(EnvError, match="GWorker 0/CWorker 0: reset raised: ZeroDivisionError: of the simulator"):
+        VecEnv.create_factory(Fails)
 
 
 def test_an_episode_that_is_cut_off_needs_its_last_observation_or_is_counted():
