@@ -221,29 +221,7 @@ def _checked_native(
         FactoryError: The object is no vector of environments.
         VectorSizeError: The number of environments differs from the requested one.
     """
-    if not is_vector(built):
-        raise FactoryError(
-            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size, or an object with "
-            f"num_envs, reset and step; {name_of(blueprint)} returned {built}")
-    layer = built
-    while isinstance(layer, gym.Wrapper):
-        if isinstance(layer, gym.wrappers.TimeLimit):
-            raise ConfigError(
-                f"Gymnasium's TimeLimit counts the steps of one environment, but {name_of(blueprint)} is a vector of "
-                "environments; register the id without max_episode_steps, and set the environments' own limit")
-        layer = layer.env
-    if isinstance(built, VectorEnv):
-        envs: AnyVectorEnv = built
-    else:
-        from pytorchrl.agent.env.tensors.objects import ObjectVector  # imports torch
-
-        try:
-            envs = ObjectVector(built, blueprint.truncation)
-        except PyTorchRLError:
-            raise
-        except USER_ERRORS as failure:
-            reraise_of_signal(failure)
-            raise EnvError(f"{blueprint.where}: reset raised: {describe(failure)}") from failure
+    envs = _as_vector(blueprint, built)
     if envs.num_envs != blueprint.num_envs:
         failure = VectorSizeError(
             f"vec_env_size={blueprint.num_envs}, but {name_of(blueprint)} has {envs.num_envs} environments; set "
@@ -269,6 +247,32 @@ def _checked_native(
 
         envs = HostVector(envs, blueprint.where, type(unwrapped(built)).__name__, mode, is_given=is_given)
     return envs, mode
+
+
+def _as_vector(blueprint: Blueprint, built: EnvObject) -> AnyVectorEnv:
+    """Return an object that steps all environments at once in the form of Gymnasium's vector environments."""
+    if not is_vector(built):
+        raise FactoryError(
+            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size, or an object with "
+            f"num_envs, reset and step; {name_of(blueprint)} returned {built}")
+    layer = built
+    while isinstance(layer, gym.Wrapper):
+        if isinstance(layer, gym.wrappers.TimeLimit):
+            raise ConfigError(
+                f"Gymnasium's TimeLimit counts the steps of one environment, but {name_of(blueprint)} is a vector of "
+                "environments; register the id without max_episode_steps, and set the environments' own limit")
+        layer = layer.env
+    if isinstance(built, VectorEnv):
+        return built
+    from pytorchrl.agent.env.tensors.objects import ObjectVector  # imports torch
+
+    try:
+        return ObjectVector(built, blueprint.truncation)
+    except PyTorchRLError:
+        raise
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
+        raise EnvError(f"{blueprint.where}: reset raised: {describe(failure)}") from failure
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
