@@ -200,6 +200,8 @@ class TensorStep(NamedTuple):
     """(E,) float64, the sum of the raw rewards of the running or ended episode."""
     episode_length: Tensor
     """(E,) int64, the number of its valid steps."""
+    approximated: Tensor
+    """(E,) bool, whether the episode was cut off and its last observation is unknown; see `Episode`."""
     episodes: tuple[()] = ()
     """Always empty: the host learns once a rollout which episodes have ended."""
 

@@ -15,9 +15,11 @@ class TensorTask:
         device: Device of all tensors.
         is_discrete: Whether there are three actions, numbered from 1, instead of a push in each direction.
         limit: Number of steps after which an episode is cut off.
+        has_final: Whether `step` returns the last observations of episodes.
     """
 
-    def __init__(self, num_envs, device="cuda:0", is_discrete=False, limit=7):
+    def __init__(self, num_envs, device="cuda:0", is_discrete=False, limit=7, has_final=True):
+        self.has_final = has_final
         self.num_envs, self.device, self.limit = num_envs, torch.device(device), limit
         self.single_observation_space = spaces.Dict({
             "point": spaces.Box(-np.inf, np.inf, (2,), np.float32), "time": spaces.Box(0, np.inf, (1,), np.float32)})
@@ -45,7 +47,7 @@ class TensorTask:
         new = torch.empty_like(self.point).normal_(generator=self.generator)
         self.point.copy_(torch.where(ended, new, self.point))
         self.time.copy_(torch.where(ended, 0.0, self.time))
-        return self._obs(), reward, terminated, truncated, {"final_obs": final}
+        return self._obs(), reward, terminated, truncated, {"final_obs": final} if self.has_final else {}
 
     def _obs(self):
         return {"point": self.point, "time": self.time}  # overwritten in the next step, as in many simulators

@@ -532,14 +532,15 @@ class EnvFactory(Factory[VecEnv]):
         return int(self.options.vec_env_size)
 
     def _class_for(self, device: torch.device | None) -> type[VecEnv]:
-        if device is None or self.device is None or device.type != self.device.type:
+        if self.device is None:
             return self.cls
         from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv, reason_for_host
 
-        if reason := reason_for_host(self):
-            logger.warning("the observations are copied from %s to the host in every step, because %s", device, reason)
-            return self.cls
-        return TensorVecEnv
+        reason = reason_for_host(self, device)
+        if reason is None:
+            return TensorVecEnv
+        logger.warning("the observations are copied from %s to the host in every step, because %s", self.device, reason)
+        return self.cls
 
     def row_name(self, policy: str, row: int) -> str:
         """Return the name of a row of observations, such as "env 3", for error messages; `policy` is ""."""

@@ -76,7 +76,8 @@ class TensorRows:
         row: dict[str, Tensor] = {
             "action": acting.action, "reward": step.reward, "terminated": step.terminated, "truncated": step.truncated,
             "valid": step.valid, "ended": step.ended, "episode_return": step.episode_return,
-            "episode_length": step.episode_length, **{f"other/{name}": rows for name, rows in acting.other.items()}}
+            "episode_length": step.episode_length, "approximated": step.approximated,
+            **{f"other/{name}": rows for name, rows in acting.other.items()}}
         if not self._columns:
             self._columns = {name: value.new_zeros(self.size, *value.shape) for name, value in row.items()}
         for name, value in row.items():
@@ -120,7 +121,8 @@ class TensorRows:
 
     def _read(self, column: dict[str, Tensor], obs: Obs, final_obs: Obs) -> HostRows:
         """Copy all that the host needs of the current rollout, in one transfer."""
-        names = ("action", "reward", "terminated", "truncated", "valid", "ended", "episode_return", "episode_length")
+        names = ("action", "reward", "terminated", "truncated", "valid", "ended", "episode_return", "episode_length",
+                 "approximated")
         ended = column["ended"]
         finite = [_are_finite(leaf) for leaf in (*obs.values(), column["reward"])]
         finite += [_are_finite(leaf, ended) for leaf in final_obs.values()]
@@ -131,7 +133,8 @@ class TensorRows:
         seconds = time.monotonic() - self._start
         episodes = [
             Episode(float(read["episode_return"][t, e]), int(read["episode_length"][t, e]), seconds, e,
-                    bool(read["terminated"][t, e])) for t, e in index.tolist()]
+                    bool(read["terminated"][t, e]), is_approximated=bool(read["approximated"][t, e]))
+            for t, e in index.tolist()]
         return HostRows(
             done=done, action=read["action"], reward=read["reward"], terminated=read["terminated"],
             truncated=read["truncated"], valid=read["valid"],

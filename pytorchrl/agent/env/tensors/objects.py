@@ -35,7 +35,13 @@ logger = get_logger(__name__)
 
 FINAL_OBS = "final_obs"
 """Entry of `extras` with the last observations of the episodes that ended, in the rows of their environments."""
+UNKNOWN_END = (
+    "step: an episode was cut off, but the environment returns the first observation of the next episode and no last "
+    f"one in extras[{FINAL_OBS!r}], so the value of the last state is unknown; add it, or set "
+    "truncation='approximate', which takes the value of the state before the last step instead")
+"""Text of the error if an episode was cut off and its last observation is unknown."""
 _OTHER_NAMES = ("final_observation", "terminal_observation")
+
 
 class ObjectVector(VectorEnv[Observation, Action, Observation]):
     """An object that steps N environments at once, in the form of Gymnasium; see the table of this module.
@@ -50,9 +56,14 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
     Args:
         env: The object.
         truncation: See the option of `VecEnv`.
+
+    Attributes:
+        stays_on_device: Whether `step` must not read flags of the device; whether last observations are unknown is then
+            reported by the entry `APPROXIMATED` of `info` alone.
     """
 
     def __init__(self, env: EnvObject, truncation: str) -> None:
+        self.stays_on_device = False
         self._env, self._is_approximate = env, truncation == "approximate"
         self._base = base = unwrapped(env)
         self.num_envs = int(base.num_envs)
@@ -100,7 +111,9 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         for name in _OTHER_NAMES:
             if name in info:
                 info[FINAL_OBS] = info[name]
-        if FINAL_OBS not in info and bool((terminated | truncated).any()):
+        if FINAL_OBS not in info and self.stays_on_device:  # whether an episode has ended is found out later
+            info |= {FINAL_OBS: self._before if self._is_approximate else obs, APPROXIMATED: truncated & ~terminated}
+        elif FINAL_OBS not in info and bool((terminated | truncated).any()):
             info |= self._approximated(obs, truncated & ~terminated)
         self._keep(obs)
         return obs, reward, terminated, truncated, info
@@ -162,10 +175,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         if not bool(cut.any()):
             return {FINAL_OBS: obs}
         if not self._is_approximate:
-            raise EnvError(
-                "step: an episode was cut off, but the environment returns the first observation of the next episode "
-                f"and no last one in extras[{FINAL_OBS!r}], so the value of the last state is unknown; add it, or "
-                "set truncation='approximate', which takes the value of the state before the last step instead")
+            raise EnvError(UNKNOWN_END)
         if not self._has_warned:
             self._has_warned = True
             logger.warning("%s: the values of episodes that are cut off are those of the state before the last step; "

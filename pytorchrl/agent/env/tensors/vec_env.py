@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -16,7 +16,9 @@ from pytorchrl.agent.data import Episode, Obs, TensorStep
 from pytorchrl.agent.env.aliases import MASK_LEAF, Observation
 from pytorchrl.agent.env.backends import reset_vector
 from pytorchrl.agent.env.spaces import LeafReading, part_at
+from pytorchrl.agent.env.statistics import APPROXIMATED
 from pytorchrl.agent.env.tensors.host import HostVector, final_observations
+from pytorchrl.agent.env.tensors.objects import UNKNOWN_END, ObjectVector
 from pytorchrl.agent.env.vec_env import VecEnv
 from pytorchrl.errors import EnvError
 from pytorchrl.support.threads import State
@@ -27,9 +29,16 @@ if TYPE_CHECKING:
     from pytorchrl.agent.env.vec_env import EnvFactory
 
 
-def reason_for_host(envs: EnvFactory) -> str | None:
-    """Return why the environments of a factory cannot be stepped without the host; None if they can."""
+def reason_for_host(envs: EnvFactory, device: torch.device | None) -> str | None:
+    """Return why the environments of a factory cannot be stepped without the host; None if they can.
+
+    Args:
+        envs: The factory.
+        device: Device on which the caller can use tensors; None: the caller can use only arrays.
+    """
     options = envs.options
+    if device is None or envs.device is None or device.type != envs.device.type:
+        return f"the caller uses {'arrays' if device is None else device}"
     raw = envs.raw_spaces
     if envs.cls is not VecEnv:
         return f"{envs.cls.__name__} reads them there"
@@ -59,6 +68,9 @@ class TensorVecEnv(VecEnv):
         super().__init__(options, **place)
         assert isinstance(self.vector, HostVector)
         self._tensors = self.vector.env
+        self._is_exact = options.truncation == "exact"
+        if isinstance(self._tensors, ObjectVector):
+            self._tensors.stays_on_device = True
         self.device = self.vector.find_device()
         self._dtypes = {leaf.name: _torch_dtype(self.observation_space[leaf.name].dtype)
                         for leaf in self._reader.readings}
@@ -68,7 +80,8 @@ class TensorVecEnv(VecEnv):
         self._every = torch.ones(size, dtype=torch.bool, device=self.device)
         self._start = None if self._action_start is None else torch.as_tensor(self._action_start, device=self.device)
         self._of_action = _torch_dtype(self._action_dtype)
-        self._was_done = ~self._every
+        self._none_ended = ~self._every
+        self._was_done = self._none_ended
         self._returns, self._lengths = self._no_accounts()
         transform = options.reward_transform if self._transform is not None else None
         self._of_reward = _reward_function(transform)
@@ -87,7 +100,7 @@ class TensorVecEnv(VecEnv):
         except USER_ERRORS as failure:
             self._fail("reset", failure)
         self._state = State.RUNNING
-        self._was_done = ~self._every
+        self._was_done = self._none_ended
         self._returns, self._lengths = self._no_accounts()
         return self._leaves("reset", observations), None
 
@@ -119,23 +132,31 @@ class TensorVecEnv(VecEnv):
         done = terminated | truncated
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             valid, first = self._every, done
-            given = final_observations(cast("Mapping[str, Observation]", info))
+            given, approximated = final_observations(info), info.get(APPROXIMATED, self._none_ended)
             final_obs = {} if given is None else self._leaves("step, last observations", given)
         else:
-            valid, first, final_obs = ~self._was_done, self._was_done, {}
+            valid, first, final_obs, approximated = ~self._was_done, self._was_done, {}, self._none_ended
             done = done & valid
             self._was_done = done
         self._returns = self._returns + torch.where(valid, reward, 0.0).double()
         self._lengths = self._lengths + valid
         step = TensorStep(
             obs, (reward if self._of_reward is None else self._of_reward(reward)).float(), terminated,
-            truncated & ~terminated, valid, first, final_obs, done, self._returns, self._lengths)
+            truncated & ~terminated, valid, first, final_obs, done, self._returns, self._lengths,
+            approximated)
         self._returns = torch.where(done, 0.0, self._returns)
         self._lengths = torch.where(done, 0, self._lengths)
         return step
 
     def log(self, episodes: Iterable[Episode]) -> None:
-        """Write finished episodes to the monitor file, if there is one; the host reads them once a rollout."""
+        """Write finished episodes to the monitor file, if there is one; the host reads them once a rollout.
+
+        Raises:
+            EnvError: The last observation of an episode is unknown, and `truncation` is "exact".
+        """
+        episodes = list(episodes)
+        if self._is_exact and any(episode.is_approximated for episode in episodes):
+            raise EnvError(f"{self._where}: {UNKNOWN_END}")
         self._statistics.write(episodes)
 
     def _no_accounts(self) -> tuple[Tensor, Tensor]:
