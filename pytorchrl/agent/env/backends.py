@@ -399,20 +399,21 @@ def _time_limit(blueprint: Blueprint, spec: EnvSpec | None, accepted: set[str]) 
 
 def _check_native(blueprint: Blueprint) -> None:
     """Raise `ConfigError` for settings that a native vector environment does not support."""
-    remedy = "give a function that builds one environment" if callable(blueprint.env_fn) else (
-        "use backend='sync' or 'async'")
     if blueprint.needs_restarts:
         raise ConfigError(
             f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is one vector environment, "
-            f"whose environments cannot be replaced one by one; {remedy}, or on_env_error='raise'")
+            "whose environments cannot be replaced one by one; use backend='sync' or 'async', give a function that "
+            "builds one environment, or set on_env_error='raise'")
     if blueprint.timeout_s is not None:
         raise ConfigError(
             f"env_timeout_s={blueprint.timeout_s:g} needs single environments, but {name_of(blueprint)} is one vector "
-            f"environment, which steps all environments in one call; {remedy}")
+            "environment, which steps all environments in one call; use backend='sync' or 'async', or give a function "
+            "that builds one environment")
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
-            f"but {name_of(blueprint)} is one vector environment; {remedy}")
+            f"but {name_of(blueprint)} is one vector environment; use backend='sync' or 'async', or give a function that "
+            "builds one environment")
 
 
 def _parameters(function: Callable[..., object]) -> set[str]:
