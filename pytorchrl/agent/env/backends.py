@@ -412,8 +412,8 @@ def _check_native(blueprint: Blueprint) -> None:
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
-            f"but {name_of(blueprint)} is one vector environment; use backend='sync' or 'async', or give a function that "
-            "builds one environment")
+            f"but {name_of(blueprint)} is one vector environment; use backend='sync' or 'async', or give a function "
+            "that builds one environment")
 
 
 def _parameters(function: Callable[..., object]) -> set[str]:
