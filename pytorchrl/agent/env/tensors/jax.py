@@ -95,12 +95,12 @@ class FunctionalVector:
         begun = self._begin(key)
         if not hasattr(self._env, "action_size"):
             obs, state = begun
-            return (state, 0), obs
+            return (state, 0), self._floats(obs)
         if any(name.endswith("first_obs") for name in begun.info):
             raise ConfigError(
                 f"{type(self._env).__name__} resets itself, so the last observations of its episodes are lost; give "
                 "the environment without this wrapper (in Brax, auto_reset=False), and set max_episode_steps")
-        return (begun, 0), begun.obs
+        return (begun, 0), self._floats(begun.obs)
 
     def _begin_gymnax(self, key: object) -> object:
         return getattr(self._env, "reset_env", self._env.reset)(key, self._params)
@@ -110,11 +110,12 @@ class FunctionalVector:
         key, of_step, of_reset = jax.random.split(key, 3)
         before, counts = states
         outcome = jax.vmap(self._advance)(jax.random.split(of_step, self.num_envs), before, actions)
+        obs = self._floats(outcome.obs)
         counts = counts + 1
         terminated = outcome.terminated
         truncated = (outcome.truncated | (counts >= self._limit)) & ~terminated
         ended = terminated | truncated
-        after = ((outcome.state, counts), outcome.obs)
+        after = ((outcome.state, counts), obs)
 
         def restart(current: object) -> object:
             new = jax.vmap(self._begin_counted)(jax.random.split(of_reset, self.num_envs))
@@ -122,8 +123,13 @@ class FunctionalVector:
                 ended.reshape(-1, *[1] * (later.ndim - 1)), first, later).astype(later.dtype), new, current)
 
         # A reset may take longer than a step, so nothing is reset unless an episode ended.
-        states, obs = jax.lax.cond(ended.any(), restart, lambda current: current, after)
-        return key, states, obs, outcome.reward, terminated, truncated, outcome.obs
+        states, first = jax.lax.cond(ended.any(), restart, lambda current: current, after)
+        return key, states, first, outcome.reward, terminated, truncated, obs
+
+    def _floats(self, obs: Observation) -> Observation:
+        """Return observations with whole numbers and flags as floats, except for bytes, which are images."""
+        return self._jax.tree.map(lambda leaf: leaf if leaf.dtype.kind == "f" or leaf.dtype == np.uint8 else (
+            leaf.astype(np.float32)), obs)
 
     def _advance_brax(self, key: object, state: object, action: Action) -> _Outcome:
         after = self._env.step(state, action)

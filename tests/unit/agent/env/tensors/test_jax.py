@@ -165,7 +165,7 @@ def test_the_form_of_brax_has_limits_of_its_own_or_of_the_option():
 
 def test_environments_of_gymnax_and_brax_train():
     gymnax = pytest.importorskip("gymnax")
-    for name in ("CartPole-v1", "Pendulum-v1", "Catch-bsuite"):
+    for name in ("CartPole-v1", "Pendulum-v1", "Catch-bsuite", "FourRooms-misc"):
         assert torch.isfinite(train("ppo", lambda name=name: gymnax.make(name), **TINY).acting_state["all"]).all()
     envs = pytest.importorskip("brax.envs")
     assert torch.isfinite(train("ppo", lambda: envs.get_environment("fast"), **TINY).acting_state["all"]).all()
