@@ -163,6 +163,7 @@ def test_the_form_of_brax_has_limits_of_its_own_or_of_the_option():
         VecEnv.create_factory(lambda: Brax({"first_obs": jax.numpy.ones(())}))
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # of FourRooms, whose observations are integers
 def test_environments_of_gymnax_and_brax_train():
     gymnax = pytest.importorskip("gymnax")
     for name in ("CartPole-v1", "Pendulum-v1", "Catch-bsuite", "FourRooms-misc"):
