@@ -124,7 +124,7 @@ class FunctionalVector:
 
         # A reset may take longer than a step, so nothing is reset unless an episode ended.
         states, first = jax.lax.cond(ended.any(), restart, lambda current: current, after)
-        return key, states, first, outcome.reward, terminated, truncated, obs
+        return key, states, first, outcome.reward.astype(np.float32), terminated, truncated, obs
 
     def _floats(self, obs: Observation) -> Observation:
         """Return observations with whole numbers and flags as floats, except for bytes, which are images."""
