@@ -50,6 +50,3 @@ class Recall(gym.Env[np.ndarray, np.int64]):
         if shown is not None:
             obs[shown] = 1.0
         return obs
-
-
-gym.register("pytorchrl/Recall-v0", entry_point="pytorchrl.envs.memory:Recall")

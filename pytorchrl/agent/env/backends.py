@@ -109,9 +109,10 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
             blueprint.backend == "vector" or (blueprint.backend == "auto" and _native_suits(blueprint, spec, native))):
         return _build_native(blueprint, spec, native)
     mode = _ASKED_MODES.get(blueprint.autoreset, AutoresetMode.SAME_STEP)
-    if spec is None and native is not None:
+    if native is not None and (spec is None or spec.entry_point is None):
         raise ConfigError(
-            f"{name_of(blueprint)} takes num_envs, so it builds a vector environment: backend={blueprint.backend!r}, "
+            f"{name_of(blueprint)} {'takes num_envs, so it' if spec is None else 'only'} builds a vector environment: "
+            f"backend={blueprint.backend!r}, "
             "frame_stack, wrappers and on_env_error='restart' need a function that builds one environment")
     try:
         envs = _build_async(blueprint, spec, mode) if blueprint.backend == "async" else _build_sync(
@@ -380,7 +381,7 @@ def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMake
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
         return False
-    if spec is None:
+    if spec is None or spec.entry_point is None:
         return True
     accepted = _parameters(native)
     return blueprint.autoreset != "same_step" or "autoreset_mode" in accepted

@@ -52,7 +52,7 @@ TURN_BASED = (
 
 # For each namespace: the module that registers its ids, and the extra that installs this module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
-    "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
+    "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.classic", None)}
 # Beginning of ids -> the module that registers such ids when it is imported, and the package that contains the module.
 _PACKAGES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("Fetch", "HandReach", "HandManipulate", "AdroitHand", "FrankaKitchen", "PointMaze", "AntMaze"),

@@ -1,0 +1,106 @@
+"""The base class of environments written in torch; a subclass consists of the dynamics of one task."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+from typing_extensions import override
+
+TensorObservation = Tensor | dict[str, Tensor]
+"""The observations of N environments, (N, ...)."""
+Extras = dict[str, TensorObservation]
+"""Further results of a step."""
+
+
+class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
+    """N environments that are stepped at once, with tensors of one device.
+
+    The state of all environments is one tensor (N, S). A subclass defines the spaces of one environment, `start`,
+    `dynamics` and `observe`. These functions must not read tensors on the host: they contain no `if` on a tensor, no
+    `item()` and no indices of booleans. Hence a step can be recorded into a CUDA graph if the graph has the state of
+    `generator`, and `transition`, the part of a step that draws no random numbers, can be compiled as a whole.
+
+    An environment is reset in the step that ends its episode. The entry "final_obs" of the extras contains the
+    observations of all environments before the resets.
+
+    Args:
+        num_envs: Number of environments, N.
+        device: Device of all tensors.
+        max_episode_steps: Number of steps after which an episode is truncated; None: episodes are not truncated.
+
+    Attributes:
+        device: Device of all tensors.
+        state: The state of all environments, (N, S) float32.
+        generator: Source of all random numbers, on the device; `reset` seeds it.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium declares it
+    num_draws: ClassVar[int]
+    """Number of random numbers that the first state of an episode needs."""
+
+    def __init__(
+        self, num_envs: int = 1, *, device: str | torch.device = "cpu", max_episode_steps: int | None = None,
+    ) -> None:
+        self.num_envs, self._limit = num_envs, max_episode_steps
+        # The spaces of a class are copied, because each space has a random generator of its own.
+        self.single_observation_space = copy.deepcopy(self.single_observation_space)
+        self.single_action_space = copy.deepcopy(self.single_action_space)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.generator = torch.Generator(device)
+        self.generator.seed()
+        self.device = self.generator.device
+        self.state = self.start(self._draw())
+        self._num_steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+
+    @abstractmethod
+    def start(self, draws: Tensor) -> Tensor:
+        """Return the first states of episodes, (N, S), given random numbers in [0, 1), (N, `num_draws`)."""
+
+    @abstractmethod
+    def dynamics(self, state: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the next states (N, S), the rewards (N,) and the flags of terminations (N,), as new tensors."""
+
+    def observe(self, state: Tensor) -> TensorObservation:
+        """Return the observations of states (N, S); by default, an observation is the state."""
+        return state
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None,
+    ) -> tuple[TensorObservation, Extras]:
+        """Start new episodes in all environments."""
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        state = self.start(self._draw())
+        self.state.copy_(state)
+        self._num_steps.zero_()
+        return self.observe(state), {}
+
+    @override
+    def step(self, actions: Tensor) -> tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]:
+        """Step all environments; those whose episode ends return the first observation of the next episode."""
+        return self.transition(actions, self._draw())
+
+    @torch.no_grad()
+    def transition(self, actions: Tensor, draws: Tensor) -> tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]:
+        """Step all environments like `step`, given the random numbers from which new episodes start."""
+        state, reward, terminated = self.dynamics(self.state, actions)
+        self._num_steps += 1
+        truncated = torch.zeros_like(terminated) if self._limit is None else self._num_steps >= self._limit
+        ended = terminated | truncated
+        final_obs = self.observe(state)
+        state = torch.where(ended.unsqueeze(1), self.start(draws), state)
+        # A recorded graph reads the state at the same address in each replay, so the state is changed in place.
+        self.state.copy_(state)
+        self._num_steps.masked_fill_(ended, 0)
+        return self.observe(state), reward, terminated, truncated, {"final_obs": final_obs}
+
+    def _draw(self) -> Tensor:
+        return torch.rand(self.num_envs, self.num_draws, generator=self.generator, device=self.device)
