@@ -25,6 +25,7 @@ import yaml
 
 from pytorchrl.training.composition import option_specs
 from tests.conftest import ROOT, process_environment
+from tests.docs.simulators import stand_ins
 from tests.unit.packaging.project import tomllib
 
 DOCS = ROOT / "docs"
@@ -36,6 +37,8 @@ PAGES = sorted(
     if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
 # Each section of these pages needs other packages; a test of its own runs the sections whose packages are installed.
 IN_SECTIONS = {"environment_packages.md"}
+# Pages with simulators; small modules take the place of those that are not installed.
+WITH_SIMULATORS = {"tensor_environments.md"}
 USE_RAY = {"reproducibility.md", "scaling.md"}
 # Numbers of env steps from which the shorter training is computed.
 FEW_STEPS, MOST_STEPS = 50, 150
@@ -123,7 +126,9 @@ def test_code_of_page_runs(page, request, tmp_path):
     text = shortened(page.read_text(encoding="utf-8"), MORE_STEPS.get(page.name, 0))
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")
-    for name, content in files_of(text).items():
+    modules = stand_ins() if page.name in WITH_SIMULATORS else {}
+    for name, content in (files_of(text) | modules).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
     commands = [shlex.split(command) for command in commands_of(text)]
     assert {program for program, *_ in commands} <= {"pytorchrl"}, "bash blocks may contain only pytorchrl commands"
