@@ -110,7 +110,7 @@ def suggested(name):
 
 
 def test_there_is_a_page_for_each_library():
-    assert set(PAGES) == {"stable_baselines3", "rllib", "cleanrl", "sample_factory", "predecessor"}
+    assert set(PAGES) == {"stable_baselines3", "rllib", "cleanrl", "sample_factory", "rsl_rl", "skrl", "predecessor"}
     counted = {page: sum(len(theirs) for found, theirs, _ in translations() if found == page) for page in PAGES}
     assert min(counted.values()) >= 35, counted
     assert {page for page, *_ in defaults()} == set(PAGES)

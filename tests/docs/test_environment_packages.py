@@ -24,7 +24,8 @@ SECTIONS = {found[1]: found[2] for found in re.finditer(r"^## (.*)\n((?:(?!## ).
 MODULES = {
     "MiniGrid": ["minigrid"], "highway-env": ["highway_env"], "Gymnasium-Robotics": ["gymnasium_robotics", "mujoco"],
     "dm_control": ["shimmy", "dm_control"], "PettingZoo": ["pettingzoo", "mpe2"], "crafter": ["crafter"],
-    "gymnasium.make_vec": [], "Environments in JAX": ["jax", "flax", "array_api_compat"]}
+    "gymnasium.make_vec": [], "Environments in JAX": ["jax", "flax", "array_api_compat"],
+    "gymnax and Brax": ["jax", "gymnax", "brax"]}
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -246,7 +246,7 @@ def test_owners_suggest_the_option_and_report_missing_ones(agent, call, message)
     assert message in message_of(call, agent)
 
 
-@pytest.mark.parametrize("name", ["config_file", "zzz", "wandb", "logger", "agent", "col", "lr_", "dropout", "num"])
+@pytest.mark.parametrize("name", ["config_file", "zzz", "console", "printer", "agent", "col", "lr_", "dropout", "num"])
 def test_dissimilar_names_get_no_suggestion(name):
     assert suggestion(name, {"col_in_flight": ("scheme", "col_in_flight"), "num_steps": ("rollouts", "size"),
                              "lr": ("algorithm", "lr")}) == (
