@@ -33,6 +33,7 @@ SMOKE_RUNS = {
     "self_play.py": ([], "pygame"),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
+    "tensor_ppo.py": ([], None),
     "imitate.py": ([], None),
     "optuna_search.py": ([], "optuna"),
     "tune_search.py": ([pytest.mark.ray], "pandas"),
@@ -55,6 +56,7 @@ COUNTS = {
     "self_play.py": (2048, 64),
     "atari_ppo.py": (128, 16),
     "mujoco_ppo.py": (256, 160),
+    "tensor_ppo.py": (512, 64),
     "imitate.py": (982, 40),
     "optuna_search.py": (312, 100),
 }
