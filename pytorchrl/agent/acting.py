@@ -9,11 +9,20 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from pytorchrl.agent.actors.trunk import ACTOR_GROUP
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays
 from pytorchrl.agent.env.aliases import Action, Observation
 from pytorchrl.agent.env.guard import finite_problem, observation_problem
-from pytorchrl.agent.env.spaces import ObservationReader, RawSpaces, action_start, mask_flags, part_at
+from pytorchrl.agent.env.spaces import (
+    ObservationReader,
+    RawSpaces,
+    action_start,
+    mask_flags,
+    part_at,
+    part_of_observation,
+    part_of_space,
+)
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory
 from pytorchrl.agent.multi.data import own_names
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -49,6 +58,16 @@ class PolicyParts:
     state: Mapping[str, Tensor]
     spaces: RawSpaces
 
+    @property
+    def seen_spaces(self) -> RawSpaces:
+        """The spaces of the environment, with only those leaves of the observations that the policy sees."""
+        options = self.actor.options
+        if getattr(options, "obs_groups", None) is None:
+            return self.spaces
+        part = part_of_space(self.spaces.observation, options.group(ACTOR_GROUP))
+        assert part is not None, "groups are not empty"
+        return dataclasses.replace(self.spaces, observation=part)
+
     def build(self, seed: int) -> Algorithm:
         """Build the algorithm for acting, with the trained weights and the final values of all schedules."""
         # The file of the initial weights is not read: it may no longer exist, and `self.state` replaces its weights.
@@ -60,7 +79,7 @@ class PolicyParts:
 
     def policy(self) -> Policy:
         """Return the policy, with the trained weights, as a `torch.nn.Module`."""
-        return Policy(self.build(0).actor, self.spaces)
+        return Policy(self.build(0).actor, self.seen_spaces)
 
 
 def _with_options(factory: F, values: Mapping[str, object]) -> F:
@@ -94,12 +113,16 @@ class Player:
         seed: Seed of sampled actions.
 
     Attributes:
-        reader: Reader that converts observations of the environment to leaves.
+        reader: Reader that converts observations of the environment to the leaves that the policy sees.
     """
 
     def __init__(self, parts: PolicyParts, seed: int) -> None:
-        self._algorithm, self._spaces = parts.build(seed), parts.spaces
-        self.reader = ObservationReader(parts.spaces.observation, parts.spaces.keep_float64)
+        self._algorithm, self._spaces, self._whole = parts.build(seed), parts.seen_spaces, parts.spaces.observation
+        self.reader = ObservationReader(self._spaces.observation, parts.spaces.keep_float64)
+        whole = ObservationReader(self._whole, parts.spaces.keep_float64).space
+        # Leaves that only critics see. Actions do not depend on them, so they are zeros.
+        self._unseen = {leaf: np.zeros((1, *(space.shape or ())), space.dtype)
+                        for leaf, space in whole.items() if leaf not in self.reader.space}
         self._start, self._values = action_start(parts.spaces.action), self.reader.value_check()
 
     def initial_memory(self, count: int) -> Arrays:
@@ -110,6 +133,8 @@ class Player:
         self, leaves: Arrays, memory: Arrays, first: np.ndarray, mask: np.ndarray | None, deterministic: bool = True,
     ) -> ActingStep:
         """Choose the actions of E environments; see `Algorithm.acting_step`."""
+        if self._unseen:
+            leaves = {**leaves, **{leaf: zero.repeat(len(first), 0) for leaf, zero in self._unseen.items()}}
         return self._algorithm.acting_step(leaves, memory, first, deterministic=deterministic, mask=mask)
 
     def act(
@@ -117,10 +142,13 @@ class Player:
     ) -> tuple[Action, Arrays]:
         """Return the action for one observation of an environment, and the memory after the observation.
 
+        The observation may lack leaves that only critics see.
+
         Raises:
             ConfigError: The observation does not fit the observation space or is not finite, or the mask does not fit
                 the action space or is missing.
         """
+        obs = part_of_observation(self._spaces.observation, self._whole, obs)
         if problem := observation_problem(self._spaces.observation, obs, "obs"):
             raise ConfigError(f"act received an observation that does not fit the observation space; {problem}")
         leaves = self.reader.read_rows([obs])

@@ -179,8 +179,9 @@ def overrides(part: object, base: type, *methods: str) -> bool:
 def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     """Refuse options that the user set, but that the networks built in the `with` block do not use.
 
-    An option counts as used if the block reads it. If the block reads `feature_extractor`, no option is refused,
-    because the block then builds networks of this library, and it is normal that some of them ignore some options.
+    An option counts as used if the block reads it. If the block reads `feature_extractor`, no option except
+    `obs_groups` is refused, because the block then builds networks of this library, and it is normal that some of them
+    ignore some options.
 
     Args:
         actor: The actor whose options are watched.
@@ -204,8 +205,10 @@ def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     finally:
         object.__setattr__(watched, "__class__", kind)  # networks may keep this object, so stop watching it
         actor.options = options
-    if read & {"feature_extractor", "__dict__"}:  # vars(options) reads `__dict__`, which contains all options
+    if "__dict__" in read:  # vars(options) reads `__dict__`, which contains all options
         return
+    if "feature_extractor" in read:
+        names = [name for name in names if name == "obs_groups"]
     fields = {field.name: field for field in dataclasses.fields(options)}
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read
               and getattr(options, name) != fields[name].default]

@@ -87,7 +87,7 @@ class Exporter:
         played = played_steps(self._acting.players, self._envs, (checks + 1) // 2, self._seed)
         return {
             policy: steps + random_steps(
-                self._acting.players[policy], self._acting.parts[policy].spaces,
+                self._acting.players[policy], self._acting.parts[policy].seen_spaces,
                 max(1, checks - sum(len(step.first) for step in steps)), self._seed)
             for policy, steps in played.items()}
 

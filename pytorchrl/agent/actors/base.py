@@ -264,14 +264,15 @@ class Actor(Part, nn.Module, ABC):
         """Convert observations from the environments to inputs of the networks.
 
         If `normalize_obs` is set, all leaves of Box spaces except images are normalized. Float64 is converted to
-        float32. If no leaf changes, the result is `obs` itself.
+        float32. If no leaf changes, the result is `obs` itself. A policy that is used outside of training may lack the
+        leaves that only critics see.
         """
         if not self._normalized and not self._wide:
             return obs
-        narrow = {leaf: obs[leaf].float() for leaf in self._wide}
+        narrow = {leaf: obs[leaf].float() for leaf in self._wide if leaf in obs}
         normalized = {
             leaf: self.obs_moments[i].normalize(obs[leaf])
-            for leaf, i in self._normalized.items()}
+            for leaf, i in self._normalized.items() if leaf in obs}
         return {**obs, **narrow, **normalized}
 
 

@@ -19,11 +19,11 @@ from pytorchrl.agent.actors.replay_actor import (
     ContinuousQNet,
     DiscreteQNet,
     ReplayActor,
-    ReplayNetworkOptions,
     replay_linear,
     replay_trunk,
 )
 from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
+from pytorchrl.agent.actors.trunk import ACTOR_GROUP, CRITIC_GROUP, GroupOptions, LeafSpaces, NetworkOptions
 from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
@@ -52,10 +52,10 @@ class OffPolicyActor(ReplayActor):
     """Upper bounds of a Box, float32 and within the Box, with the shape of an action."""
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
-    network_options: ClassVar[tuple[str, ...]] = (*ReplayActor.network_options, "num_critics")
+    network_options: ClassVar[tuple[str, ...]] = (*ReplayActor.network_options, "num_critics", "obs_groups")
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ReplayActor.Options):
+    class Options(GroupOptions, ReplayActor.Options):
         """Options of `OffPolicyActor`."""
 
         policy: str = option(
@@ -131,9 +131,9 @@ class OffPolicyActor(ReplayActor):
         For a Discrete space, `policy(obs)` returns logits (B, n), and each `critic(obs)` returns values (B, n).
         """
         options, size = self.options, self.action_size
-        self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)
-        build = DiscreteQNet if self.is_discrete else ContinuousQNet
-        self.critics = nn.ModuleList(build(options, size, generator) for _ in range(options.num_critics))
+        self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator, spaces=options.group(ACTOR_GROUP))
+        build, seen = DiscreteQNet if self.is_discrete else ContinuousQNet, options.group(CRITIC_GROUP)
+        self.critics = nn.ModuleList(build(options, size, generator, spaces=seen) for _ in range(options.num_critics))
 
     @property
     def num_outputs(self) -> int:
@@ -263,9 +263,10 @@ class OffPolicyActor(ReplayActor):
 class PolicyNet(nn.Module):
     """Policy network: a feature extractor and one linear head."""
 
-    def __init__(self, options: ReplayNetworkOptions, num_outputs: int, generator: torch.Generator) -> None:
+    def __init__(self, options: NetworkOptions, num_outputs: int, generator: torch.Generator, *,
+                 spaces: LeafSpaces | None = None) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator)
+        self.trunk = replay_trunk(options, generator, spaces=spaces)
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,10 +14,11 @@ from typing_extensions import override
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.distributions import Gaussian, distribution_of
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, is_linear, linear
-from pytorchrl.agent.actors.trunk import MemoryOptions, Trunk, TrunkOptions
+from pytorchrl.agent.actors.trunk import ACTOR_GROUP, CRITIC_GROUP, GroupOptions, MemoryOptions, Trunk
 from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_features, check_output, overrides, violation
 from pytorchrl.agent.data import Evaluated, Obs
 from pytorchrl.agent.options import option
+from pytorchrl.errors import Problem
 from pytorchrl.support.untyped import OptionValue, UserPart
 
 _VALUE_GAIN = 1.0
@@ -43,11 +45,12 @@ class OnPolicyActor(Actor):
     """
 
     network_options: ClassVar[tuple[str, ...]] = (
-        *Actor.network_options, "recurrent_net", "recurrent_size", "shared_policy_value_network", "policy_gain")
+        *Actor.network_options, "recurrent_net", "recurrent_size", "shared_policy_value_network", "policy_gain",
+        "obs_groups")
     is_shared: bool = False
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(MemoryOptions, TrunkOptions):
+    class Options(MemoryOptions, GroupOptions):
         """Options of `OnPolicyActor`."""
 
         action_space: OptionValue = option(  # checked and replaced by `flatten_action_space`
@@ -57,7 +60,7 @@ class OnPolicyActor(Actor):
         activation: str = option("tanh", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))
         shared_policy_value_network: bool | None = option(
             None, help="Whether the policy and the value share the extractor and the memory; None means yes if any "
-                       "leaf is an image, otherwise no.")
+                       "leaf is an image and there are no obs_groups, otherwise no.")
         policy_gain: float = option(
             0.01, low=0.0, exclusive=True,
             help="Gain of the initial weights of the policy head. A small gain makes the initial policy almost uniform "
@@ -70,6 +73,14 @@ class OnPolicyActor(Actor):
             """Flatten the spaces; refuse a space of actions that has no distribution."""
             super().__post_init__()
             distribution_of(self.action_space)
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse a shared network if the policy and the value see different leaves."""
+            yield from super().contradictions()
+            if self.shared_policy_value_network and self.obs_groups is not None:
+                yield Problem("shared_policy_value_network=True contradicts obs_groups, because a shared network sees "
+                              "the same leaves for the policy and for the value", "leave one of them out",
+                              ("shared_policy_value_network", "obs_groups"))
 
     def __init__(self, options: OnPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the networks from `seed`, then load the checkpoint if one is given.
@@ -105,12 +116,13 @@ class OnPolicyActor(Actor):
         """
         options, shared = self.options, self.options.shared_policy_value_network
         self.is_recurrent = options.recurrent_net is not None
-        self.is_shared = any(map(is_image, options.observation_space.values())) if shared is None else shared
-        self.policy = Trunk(options, generator)
-        self.value = None if self.is_shared else Trunk(options, generator)
-        size = self.policy.out_features
-        self.policy_head: nn.Module = linear(size, self.distribution.num_outputs, options.policy_gain, generator)
-        self.value_head: nn.Module = linear(size, 1, _VALUE_GAIN, generator)
+        self.is_shared = shared if shared is not None else (
+            options.obs_groups is None and any(map(is_image, options.observation_space.values())))
+        self.policy = Trunk(options, generator, spaces=options.group(ACTOR_GROUP))
+        self.value = None if self.is_shared else Trunk(options, generator, spaces=options.group(CRITIC_GROUP))
+        self.policy_head: nn.Module = linear(
+            self.policy.out_features, self.distribution.num_outputs, options.policy_gain, generator)
+        self.value_head: nn.Module = linear((self.value or self.policy).out_features, 1, _VALUE_GAIN, generator)
 
     def policy_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
         """Compute the input of the policy head; gradients flow through the features.

@@ -5,11 +5,9 @@ The Q networks have PyTorch's default initialization.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -18,19 +16,13 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
-from pytorchrl.agent.actors.trunk import NetworkOptions, Trunk, TrunkOptions
+from pytorchrl.agent.actors.trunk import LeafSpaces, NetworkOptions, Trunk, TrunkOptions
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.noise import NoiseSource, standard_normal
 from pytorchrl.agent.options import option
 
 _NOISE_SCALE = 0.5
 """Initial sigma of a noisy layer, before division by sqrt(number of inputs): Fortunato et al. 2018, section 3.2."""
-
-
-class ReplayNetworkOptions(NetworkOptions, Protocol):
-    """The options from which `replay_trunk` builds a trunk; their class must be a dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[object]]]  # every dataclass has this attribute
 
 
 class ReplayActor(Actor):
@@ -61,8 +53,8 @@ class ReplayActor(Actor):
 
 
 def replay_trunk(
-    options: ReplayNetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
-    num_previous: int = 0,
+    options: NetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
+    num_previous: int = 0, spaces: LeafSpaces | None = None,
 ) -> Trunk:
     """Return a trunk whose extractor has PyTorch's default initialization.
 
@@ -73,10 +65,9 @@ def replay_trunk(
         generator: CPU generator for the initial weights.
         hidden_sizes: Units of each fully connected layer; None means `options.hidden_sizes`.
         num_previous: Number of additional inputs of the memory; see `Trunk`.
+        spaces: Spaces of the leaves that the trunk processes; None means all leaves.
     """
-    if hidden_sizes is not None:
-        options = dataclasses.replace(options, hidden_sizes=hidden_sizes)
-    trunk = Trunk(options, generator, num_previous)
+    trunk = Trunk(options, generator, num_previous, spaces=spaces, hidden_sizes=hidden_sizes)
     if isinstance(options.feature_extractor, str):
         default_init(trunk.extractor, generator)  # the memory, if any, keeps its orthogonal weights
     return trunk
@@ -132,10 +123,10 @@ class NoisyLinear(nn.Module):
 class DiscreteQNet(nn.Module):
     """Network for the values of all actions of a Discrete space: a trunk and one linear head (two if dueling)."""
 
-    def __init__(self, options: ReplayNetworkOptions, num_actions: int, generator: torch.Generator, *,
-                 dueling: bool = False, noisy: bool = False, num_previous: int = 0) -> None:
+    def __init__(self, options: NetworkOptions, num_actions: int, generator: torch.Generator, *, dueling: bool = False,
+                 noisy: bool = False, num_previous: int = 0, spaces: LeafSpaces | None = None) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, num_previous=num_previous)
+        self.trunk = replay_trunk(options, generator, num_previous=num_previous, spaces=spaces)
         build = NoisyLinear if noisy else replay_linear
         self.advantage_head = build(self.trunk.out_features, num_actions, generator)
         self.value_head = build(self.trunk.out_features, 1, generator) if dueling else None
@@ -185,9 +176,11 @@ class DiscreteQNet(nn.Module):
 class ContinuousQNet(nn.Module):
     """Network for the value of one action: an extractor, then layers over its features and the action."""
 
-    def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
+    def __init__(self, options: NetworkOptions, action_size: int, generator: torch.Generator, *,
+                 spaces: LeafSpaces | None = None) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # `layers` has the hidden layers
+        # `layers` has the hidden layers
+        self.trunk = replay_trunk(options, generator, hidden_sizes=(), spaces=spaces)
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

@@ -47,10 +47,11 @@ class SmallNetwork:
 
     @staticmethod
     def supports(trunk: object, head: object, activation: str) -> bool:
-        """Return whether this class supports a network: an MLP without memory, followed by one linear layer."""
-        return (isinstance(trunk, Trunk) and trunk.memory is None and isinstance(head, nn.Module)
-                and is_linear(head) and type(trunk.extractor) is MLP and all(map(is_linear, trunk.extractor.layers))
-                and not trunk.extractor.encodes and activation in _ACTIVATIONS)
+        """Return whether this class supports a network: an MLP without memory over all leaves, and one linear layer."""
+        return (isinstance(trunk, Trunk) and trunk.memory is None and not trunk.is_partial
+                and isinstance(head, nn.Module) and is_linear(head) and type(trunk.extractor) is MLP
+                and all(map(is_linear, trunk.extractor.layers)) and not trunk.extractor.encodes
+                and activation in _ACTIVATIONS)
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         """Return the outputs (E, n) float32 for at most `max_rows` normalized observations (E, ...)."""

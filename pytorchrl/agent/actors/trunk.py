@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +60,58 @@ class TrunkOptions(Options):
             _check_sizes(self.feature_extractor, self.observation_space, self.action_space, sizes)
 
 
+ACTOR_GROUP, CRITIC_GROUP = "actor", "critic"
+"""The groups of leaves that the policy and the critics see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions(TrunkOptions):
+    """Options of actors whose policy and critics may see different leaves of an observation."""
+
+    obs_groups: Mapping[str, Sequence[str]] | None = option(
+        None, help="Leaves that the policy sees (\"actor\") and that critics see (\"critic\"), such as {\"actor\": "
+                   "[\"sensors\"]}; the name of a Dict means all leaves in it, and a group that is left out has all "
+                   "leaves.")
+
+    def __post_init__(self) -> None:
+        """Check the groups, and store their names as tuples."""
+        super().__post_init__()
+        if self.obs_groups is not None:
+            check_groups(self.obs_groups, self.observation_space)
+            object.__setattr__(self, "obs_groups", {group: tuple(names) for group, names in self.obs_groups.items()})
+
+    def group(self, name: str) -> LeafSpaces:
+        """Return the spaces of the leaves in the group `name`, which is "actor" or "critic"."""
+        names = (self.obs_groups or {}).get(name)
+        spaces: LeafSpaces = self.observation_space
+        return spaces if names is None else {
+            leaf: space for leaf, space in spaces.items() if any(_is_in(leaf, own) for own in names)}
+
+
+def check_groups(groups: Mapping[str, Sequence[str]], spaces: LeafSpaces) -> None:
+    """Raise `ConfigError` if groups are empty or unknown, or name leaves that the observations do not have."""
+    leaves, allowed = list(spaces), [ACTOR_GROUP, CRITIC_GROUP]
+    if len(leaves) == 1:
+        raise ConfigError(f"obs_groups needs observations with several leaves (a Dict or Tuple space), got {leaves}; "
+                          "leave it out, or return a Dict with one entry for each part of the observation")
+    if not groups or (unknown := [group for group in groups if group not in allowed]):
+        raise ConfigError(f"obs_groups must have the keys {allowed} or one of them, got {unknown if groups else {}}; "
+                          "the policy sees the leaves of 'actor', and critics those of 'critic'")
+    for group, names in groups.items():
+        if not names:
+            raise ConfigError(f"obs_groups[{group!r}] must name at least one of the leaves {leaves}, got none; leave "
+                              f"{group!r} out for all leaves")
+        for name in names:
+            if not any(_is_in(leaf, name) for leaf in leaves):
+                near = difflib.get_close_matches(name, leaves, n=1)
+                raise ConfigError(f"obs_groups[{group!r}] names {name!r}, but the leaves of an observation are "
+                                  f"{leaves}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _is_in(leaf: str, name: str) -> bool:
+    return leaf == name or leaf.startswith(f"{name}/")
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions(Options):
     """Options of actors that may have memory."""
@@ -104,16 +156,30 @@ class NetworkOptions(Protocol):
 class Trunk(nn.Module):
     """A feature extractor and an optional memory, which compute the input of a head."""
 
-    def __init__(self, options: NetworkOptions, generator: torch.Generator, num_previous: int = 0) -> None:
+    def __init__(
+        self, options: NetworkOptions, generator: torch.Generator, num_previous: int = 0, *,
+        spaces: LeafSpaces | None = None, hidden_sizes: tuple[int, ...] | None = None,
+    ) -> None:
         """Build the extractor and, if the options name one, the memory.
 
         Args:
             options: Options of the actor.
             generator: CPU generator for the initial weights.
             num_previous: Number P of additional inputs of the memory; see the argument `previous` of `forward`.
+            spaces: Spaces of the leaves that the trunk processes; None means all leaves. A single leaf out of several
+                is processed like an observation that has no other leaves.
+            hidden_sizes: Units of each fully connected layer; None means `options.hidden_sizes`.
         """
         super().__init__()
-        self.extractor = _build_extractor(options, generator)
+        spaces = options.observation_space if spaces is None else spaces
+        self._leaves = tuple(spaces)
+        self.is_partial = len(spaces) < len(options.observation_space)
+        """Whether there are leaves that the trunk does not process."""
+        self._leaf, space = next(iter(spaces.items()))
+        if self.is_partial and len(spaces) == 1:
+            spaces = {OBS_LEAF: space}
+        self.extractor = _build_extractor(
+            options, spaces, options.hidden_sizes if hidden_sizes is None else hidden_sizes, generator)
         self.out_features = num_features(self.extractor)
         self.memory: Memory | None = None
         if options.recurrent_net is not None:
@@ -121,8 +187,7 @@ class Trunk(nn.Module):
             self.memory = MEMORIES[options.recurrent_net](self.out_features + num_previous, size, generator)
             self.out_features = size
         self._num_previous = num_previous
-        self._is_plain = set(options.observation_space) == {OBS_LEAF}
-        self._leaf, space = next(iter(options.observation_space.items()))
+        self._is_plain = set(spaces) == {OBS_LEAF}
         self._leaf_ndim = len(space.shape or ())
         # A tuple, because looking up a submodule is slow. Only modules of the user may have hooks.
         self._modules_in_order = (self.extractor, self.memory)
@@ -134,7 +199,8 @@ class Trunk(nn.Module):
         """Compute the features of one step or of L steps.
 
         Args:
-            obs: Mapping from leaf to (B, ...) or (L, B, ...), normalized.
+            obs: Mapping from leaf to (B, ...) or (L, B, ...), normalized; other leaves than those of the trunk are
+                ignored.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
             previous: (B, P) or (L, B, P), additional inputs of the memory, which are replaced by 0 at the first step of
@@ -150,8 +216,10 @@ class Trunk(nn.Module):
         x = obs[self._leaf]
         lead = x.shape[:2] if x.dim() - self._leaf_ndim == 2 else None
         if lead is not None:
-            obs = {leaf: rows.flatten(0, 1) for leaf, rows in obs.items()}
+            obs = {leaf: obs[leaf].flatten(0, 1) for leaf in self._leaves}
             x = obs[self._leaf]
+        elif self.is_partial:
+            obs = {leaf: obs[leaf] for leaf in self._leaves}
         given = x if self._is_plain else obs
         features = extractor(given) if self._is_custom else extractor.forward(given)
         if lead is not None:
@@ -241,9 +309,10 @@ def _has_image_axes(space: gym.Space[object]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
 
 
-def _build_extractor(options: NetworkOptions, generator: torch.Generator) -> nn.Module:
-    chosen, spaces = options.feature_extractor, options.observation_space
-    is_single = set(spaces) == {OBS_LEAF}
+def _build_extractor(
+    options: NetworkOptions, spaces: LeafSpaces, hidden_sizes: tuple[int, ...], generator: torch.Generator,
+) -> nn.Module:
+    chosen, is_single = options.feature_extractor, set(spaces) == {OBS_LEAF}
     if not isinstance(chosen, str):
         with global_draws(generator):
             return _build_custom(chosen, spaces, options.normalize_obs)
@@ -254,7 +323,7 @@ def _build_extractor(options: NetworkOptions, generator: torch.Generator) -> nn.
             return extractor(space, generator=generator)
         if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):
             return _IMAGE_EXTRACTORS[chosen](space, generator=generator)
-        return MLP(space, options.hidden_sizes, options.activation, generator)
+        return MLP(space, hidden_sizes, options.activation, generator)
 
     if is_single:
         return build(spaces[OBS_LEAF])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,28 @@ def flatten_space(
     if not leaves:
         raise SpaceError(f"the observation space {space} has no leaves other than {MASK_LEAF!r}")
     return leaves
+
+
+def part_of_space(space: AnySpace, leaves: Container[str], path: Path = ()) -> AnySpace | None:
+    """Return the space without the entries of dictionaries that contain none of the `leaves` and no `action_mask`.
+
+    A Tuple stays whole if it contains one of the leaves, because its items have no names. If nothing is left, return
+    None.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {key: part for key, child in space.spaces.items()
+                 if (part := part_of_space(child, leaves, (*path, key))) is not None}
+        return spaces.Dict(parts) if parts else None
+    found = [own for own, _ in _walk(space, path)]
+    return space if any(own[-1:] == (MASK_LEAF,) or _name(own) in leaves for own in found) else None
+
+
+def part_of_observation(part: AnySpace, whole: AnySpace, observation: Observation) -> Observation:
+    """Return an observation of the space `whole` without the entries that the space `part` of it lacks."""
+    if not isinstance(part, spaces.Dict) or not isinstance(whole, spaces.Dict) or not isinstance(observation, Mapping):
+        return observation
+    return {key: part_of_observation(part[key], whole[key], value) if key in part.spaces else value
+            for key, value in observation.items() if key in part.spaces or key not in whole.spaces}
 
 
 def flatten_action_space(space: AnySpace) -> AnySpace:
