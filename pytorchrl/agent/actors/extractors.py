@@ -7,6 +7,7 @@ torch's global one.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeGuard, TypeVar, cast
@@ -128,10 +129,10 @@ def image_shape(space: gym.Space[object], min_size: int, leaf: str = "obs") -> t
 
 
 def encoded_size(space: gym.Space[object]) -> int:
-    """Return the length n of the vectors that `encode` returns for a space.
+    """Return the length n of the vectors that the `encoder` of a space returns.
 
     Raises:
-        SpaceError: `encode` does not support the space.
+        SpaceError: `encoder` does not support the space.
     """
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
@@ -142,23 +143,31 @@ def encoded_size(space: gym.Space[object]) -> int:
     raise SpaceError(f"an observation leaf must be Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
 
 
-def encode(space: gym.Space[object], x: Tensor) -> Tensor:
-    """Return a leaf (B, ...) as vectors (B, n) float32.
+def encoder(space: gym.Space[object]) -> Callable[[Tensor], Tensor]:
+    """Return a function that converts a leaf (B, ...) to vectors (B, n) float32.
 
     Categories are encoded one-hot, and unsigned bytes are divided by the upper bound of their space, which is 255 for
     pixels; the values of other leaves do not change.
     """
+    # Python's numbers are read off the space here, because compiled graphs cannot contain numbers of NumPy.
     if isinstance(space, gym.spaces.Discrete):
-        return (x.unsqueeze(-1) == torch.arange(int(space.n), device=x.device)).float()
+        return functools.partial(_one_hot, int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete):
-        columns = x.flatten(1).unbind(-1)
-        sizes = space.nvec.reshape(-1).tolist()
-        return torch.cat([
-            (column.unsqueeze(-1) == torch.arange(size, device=x.device)).float()
-            for column, size in zip(columns, sizes, strict=True)
-        ], -1)
+        return functools.partial(_one_hot_columns, space.nvec.reshape(-1).tolist())
+    return functools.partial(_flat, largest_byte(space))
+
+
+def _one_hot(size: int, x: Tensor) -> Tensor:
+    return (x.unsqueeze(-1) == torch.arange(size, device=x.device)).float()
+
+
+def _one_hot_columns(sizes: list[int], x: Tensor) -> Tensor:
+    return torch.cat([_one_hot(size, column) for size, column in zip(sizes, x.flatten(1).unbind(-1), strict=True)], -1)
+
+
+def _flat(largest: float, x: Tensor) -> Tensor:
     x = x.reshape(x.shape[0], -1)
-    return x.float() / largest_byte(space) if x.dtype == torch.uint8 else x.float()
+    return x.float() / largest if x.dtype == torch.uint8 else x.float()
 
 
 def largest_byte(space: gym.Space[object]) -> float:
@@ -190,7 +199,7 @@ def _compiled_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Fully connected layers. The input is a leaf (converted to vectors by `encode`) or vectors of a given size."""
+    """Fully connected layers. The input is a leaf (converted to vectors by `encoder`) or vectors of a given size."""
 
     def __init__(
         self,
@@ -205,7 +214,7 @@ class MLP(nn.Module):
         # Vectors of floats, by far the most common kind of leaf, need no encoding.
         is_vector = isinstance(space, int) or (
             isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1)
-        self._to_encode = None if is_vector or isinstance(space, int) else space
+        self._encode = None if is_vector or isinstance(space, int) else encoder(space)
         self.encodes = not is_vector
         layers = []
         for hidden_size in hidden_sizes:
@@ -229,8 +238,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of a leaf (B, ...)."""
-        if self._to_encode is not None:
-            x = encode(self._to_encode, x)
+        if self._encode is not None:
+            x = self._encode(x)
         activation, weights = self._activation, self._weights
         if weights is None:
             activation = _NOT_IN_PLACE.get(activation, activation)  # a hook may keep the outputs of a layer

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from pytorchrl.agent.actors import OnPolicyActor, QActor, trunk
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding, encode, is_image
+from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding, encoder, is_image
 from pytorchrl.agent.actors.resnets import FixupBlock, FixupCNN, ImpalaCNN
 from pytorchrl.errors import SpaceError
 
@@ -109,14 +109,14 @@ def test_equal_seeds_give_equal_weights_and_the_global_rng_is_not_used():
 
 
 def test_encode_writes_every_space_as_numbers():
-    assert encode(gym.spaces.Discrete(3), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert encode(gym.spaces.MultiDiscrete([2, 3]), torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
+    assert encoder(gym.spaces.Discrete(3))(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert encoder(gym.spaces.MultiDiscrete([2, 3]))(torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
     two_axes = gym.spaces.MultiDiscrete([[2, 3], [3, 2]])
-    assert encode(two_axes, torch.tensor([[[1, 2], [0, 1]]])).tolist() == [[0, 1, 0, 0, 1, 1, 0, 0, 0, 1]]
-    assert encode(gym.spaces.MultiBinary(2), torch.tensor([[1, 0]], dtype=torch.int8)).tolist() == [[1, 0]]
+    assert encoder(two_axes)(torch.tensor([[[1, 2], [0, 1]]])).tolist() == [[0, 1, 0, 0, 1, 1, 0, 0, 0, 1]]
+    assert encoder(gym.spaces.MultiBinary(2))(torch.tensor([[1, 0]], dtype=torch.int8)).tolist() == [[1, 0]]
     ram = gym.spaces.Box(0, 255, (2,), np.uint8)
-    assert encode(ram, torch.tensor([[255, 51]], dtype=torch.uint8)).tolist() == [[1.0, pytest.approx(0.2)]]
-    assert encode(gym.spaces.Box(0, 9, (), np.float32), torch.tensor([3.0, 4.0])).tolist() == [[3.0], [4.0]]
+    assert encoder(ram)(torch.tensor([[255, 51]], dtype=torch.uint8)).tolist() == [[1.0, pytest.approx(0.2)]]
+    assert encoder(gym.spaces.Box(0, 9, (), np.float32))(torch.tensor([3.0, 4.0])).tolist() == [[3.0], [4.0]]
 
 
 def test_dict_net_sees_every_leaf():
