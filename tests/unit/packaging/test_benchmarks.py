@@ -39,6 +39,7 @@ QUICK = {
     "env_backends.py": "--envs CartPole-v1 --sizes 2 --blocks 1 --steps 20",
     "exposure.py": "--runtime threads",
     "gpu.py": "--device cpu --tiny --minutes 1 --seconds 0.1 --tasks learner-pong --columns plain",
+    "groups.py": "--seeds 1 --steps 1100",
     "lag.py": "--seeds 1 --steps 500",
     "message_paths.py": "",
     "mutations.py": "--list",
