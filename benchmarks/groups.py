@@ -33,7 +33,7 @@ class Load(gym.Env[Observation, np.ndarray]):
                                          "hidden": gym.spaces.Box(-1.0, 1.0, (1,), np.float32)})
     action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
-    def __init__(self, size: float = 10.0) -> None:
+    def __init__(self, size: float = 30.0) -> None:
         self._size = size
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:

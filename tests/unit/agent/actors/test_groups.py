@@ -199,7 +199,7 @@ def test_images_are_not_shared_between_groups():
     ({}, r"must have the keys \['actor', 'critic'\] or one of them, got \{\}"),
     ({"policy": ["sensors"]}, r"must have the keys .* got \['policy'\]; the policy sees the leaves of 'actor'"),
     ({"actor": []}, r"obs_groups\['actor'\] must name at least one of the leaves .* leave 'actor' out"),
-    ({"critic": ["hiden/place"]}, r"names 'hiden/place', but the leaves .*; did you mean 'hidden/place'"),
+    ({"critic": ["hidn/place"]}, r"names 'hiden/place', but the leaves .*; did you mean 'hidden/place'"),
     ({"critic": ["hid"]}, r"names 'hid', but the leaves of an observation are \['command/0'"),
     ({"actor": "sensors"}, "obs_groups must be a mapping of strings to sequences of strings"),
     (["sensors"], "obs_groups must be a mapping of strings to sequences of strings")])
