@@ -199,7 +199,7 @@ def test_images_are_not_shared_between_groups():
     ({}, r"must have the keys \['actor', 'critic'\] or one of them, got \{\}"),
     ({"policy": ["sensors"]}, r"must have the keys .* got \['policy'\]; the policy sees the leaves of 'actor'"),
     ({"actor": []}, r"obs_groups\['actor'\] must name at least one of the leaves .* leave 'actor' out"),
-    ({"critic": ["hidn/place"]}, r"names 'hiden/place', but the leaves .*; did you mean 'hidden/place'"),
+    ({"critic": ["hidn/place"]}, r"names 'hidn/place', but the leaves .*; did you mean 'hidden/place'"),
     ({"critic": ["hid"]}, r"names 'hid', but the leaves of an observation are \['command/0'"),
     ({"actor": "sensors"}, "obs_groups must be a mapping of strings to sequences of strings"),
     (["sensors"], "obs_groups must be a mapping of strings to sequences of strings")])
@@ -359,8 +359,8 @@ def test_files_and_the_command_line_state_groups(tmp_path, capsys):
     (tmp_path / "run.toml").write_text(
         'algorithm = "ppo"\nenv = "tests.unit.agent.actors.test_groups:Hidden"\n'
         'obs_groups = {actor = ["sensors"], critic = ["sensors", "hidden"]}\n', encoding="utf-8")
-    common = ["--trust", "--num-envs", "2", "--num-steps", "32", "--target-steps", "64", "--seed", "1"]
-    for index, start in enumerate((["--config", str(tmp_path / "run.toml")], [
+    common = ["--num-envs", "2", "--num-steps", "32", "--target-steps", "64", "--seed", "1"]
+    for index, start in enumerate((["--config", str(tmp_path / "run.toml"), "--trust"], [
             "ppo", "--env", "tests.unit.agent.actors.test_groups:Hidden", "--obs-groups", json.dumps(groups)])):
         log_dir = tmp_path / str(index)
         assert main(["train", *start, *common, "--log-dir", str(log_dir)]) == 0, capsys.readouterr()
