@@ -419,7 +419,8 @@ class Batch(OnePolicyBatch):
         for left, (leaves, done, mask, action, numbers) in zip(reversed(range(num_parts)), parts, strict=True):
             logp, value, ret, advantage = numbers
             yield Batch(dict(zip(self.obs, leaves, strict=True)), done, {}, mask, action, None, logp, value, ret,
-                        advantage, len(done), len(done) if self.num_new_samples else 0, self.last and not left)
+                        advantage, len(done), len(done) if self.num_new_samples else 0, self.last and not left,
+                        self.is_normalized)
 
     def means(self, samples: Sequence[Tensor]) -> Tensor:
         """Return the means of k quantities over the valid samples.

@@ -32,6 +32,9 @@ GradientsFunction = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor,
 MEMORY_NEEDS_GPU = Problem(
     "compile=True with an actor with memory is for gradients on a GPU, which runs all steps of a sequence as one graph",
     "set compile=False or recurrent_net=None, or compute gradients on a GPU", ("compile", "recurrent_net"))
+# Largest number of rows that a CPU differentiates at once. The layers of a small network then stay in the processor's
+# cache: with two layers of 64 units, a gradient over 8192 rows takes less than half of the time.
+ROWS_AT_ONCE = 1024
 
 _NOT_FOR_LOSSES = frozenset({"ids", "num_samples", "num_new_samples", "last"})
 _is_training = operator.attrgetter("training")
@@ -60,10 +63,13 @@ class CompiledGradient:
 
     The graph contains the forward pass, the loss and the backward pass, and writes the gradients into one vector. No
     new compilation is needed if the value of an option or the number of rows of a batch (at least two) changes.
+
+    On a CPU, the gradient of a large batch is the mean of the gradients of its parts. If the batch has a multiple of
+    `ROWS_AT_ONCE` rows, the graph is compiled for that number, and may use faster products.
     """
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], network: nn.Module,
-                 device: torch.device, *, has_memory: bool = False) -> None:
+                 device: torch.device, prepare: Callable[[Batch], Batch], *, has_memory: bool = False) -> None:
         """Prepare the gradient of `loss(batch, parameters, weights)`; see `OnPolicyAlgorithm.loss` for the arguments.
 
         Args:
@@ -71,9 +77,12 @@ class CompiledGradient:
             params: The network parameters with respect to which the gradient is computed.
             network: The network that the loss uses.
             device: Device of the network.
+            prepare: Function that computes the values of a batch that depend on all of its samples, before the batch is
+                divided; see `Algorithm.prepare_batch`.
             has_memory: Whether the network has memory; see `_graph_of`.
         """
         self._loss, self._params, self._modules = loss, params, list(network.modules())
+        self._prepare, self._is_on_cpu = prepare, device.type == "cpu"
         self._has_memory = has_memory
         self._graphs: dict[Hashable, tuple[list[str], GradientFunction]] = {}
         self._values = Constants(device)
@@ -84,14 +93,34 @@ class CompiledGradient:
         Raises:
             ConfigError: This machine cannot compile the gradient.
         """
+        num_rows = len(batch.done)
+        is_fixed = self._is_on_cpu and num_rows % ROWS_AT_ONCE == 0
+        if num_rows <= ROWS_AT_ONCE or not self._is_on_cpu or batch.valid is not None:
+            return self._of(batch, parameters, weights, is_fixed)
+        gradient, measured = torch.zeros(()), torch.zeros(())
+        for part in self._prepare(batch).split(-(-num_rows // ROWS_AT_ONCE)):
+            own, values = self._of(part, parameters, weights, is_fixed)
+            share = len(part.done) / num_rows
+            gradient, measured = gradient + own * share, measured + values * share
+        measured[-1] = torch.linalg.vector_norm(gradient)
+        return gradient, measured
+
+    def _of(
+        self, batch: Batch, parameters: Mapping[str, float], weights: Tensor, is_fixed: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result of the graph for a batch; see `__call__`.
+
+        If `is_fixed`, the graph is compiled for the number of rows of this batch.
+        """
         tensors = (
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
             batch.advantage)
         leaves = [*batch.obs.values(), *batch.rhs.values(), *tensors[1:2], *tensors[3:]]
         # One graph supports all batches of two or more rows. A batch of one row needs a graph of its own, because torch
         # treats axes of size 1 as constant.
-        key = (tuple(sorted(parameters)), batch.is_normalized, len(batch.done) == 1, _layout(leaves),
-               _modes(self._modules))
+        num_rows = len(batch.done)
+        key = (tuple(sorted(parameters)), batch.is_normalized, num_rows if is_fixed else num_rows == 1,
+               _layout(leaves), _modes(self._modules))
         if key not in self._graphs:
             # Without compilation, errors name the user's class. Only the options that the loss reads become inputs of
             # the graph, so that a schedule of another option, such as the learning rate, copies nothing to the device.
@@ -105,7 +134,7 @@ class CompiledGradient:
                 loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
                 vector = _flat_gradient(loss, self._params)
                 return vector, torch.cat([measured, torch.linalg.vector_norm(vector, keepdim=True)])
-            device, resized = weights.device, [leaf for leaf in leaves if leaf is not None]
+            device, resized = weights.device, [] if is_fixed else [leaf for leaf in leaves if leaf is not None]
             self._graphs[key] = names, _graph_of(gradient, self._has_memory, device, resized, tensors, values, weights)
         names, graph = self._graphs[key]
         return graph(tensors, self._values.of(*(parameters[name] for name in names)), weights)

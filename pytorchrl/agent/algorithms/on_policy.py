@@ -121,7 +121,7 @@ class OnPolicyAlgorithm(Algorithm):
             if options.is_compiled:  # otherwise, torch computes the values
                 self._small_value = small_value(actor)
         self._compiled = CompiledGradient(
-            self._evaluate_loss, self._flat.params, self.actor, self.device,
+            self._evaluate_loss, self._flat.params, self.actor, self.device, self.prepare_batch,
             has_memory=self.actor.is_recurrent) if options.is_compiled else None
         # A user's `act` is not recorded as a CUDA graph, which would not repeat side effects such as counting calls.
         is_recorded = options.is_compiled and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors.extractors import MLP
-from pytorchrl.agent.algorithms import A2C, APPO, PPO
+from pytorchrl.agent.algorithms import A2C, APPO, PPO, compiled
 from pytorchrl.agent.algorithms.compiled import _compile_graph
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
@@ -102,6 +102,40 @@ def test_batches_of_another_layout_have_their_own_graphs(build, collect, made_up
         gradients = [parts.algorithm.compute_gradients(batch)[0][0] for parts in pair]
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
         assert len(compiled.algorithm._compiled._graphs) == count
+
+
+@pytest.mark.parametrize("rows_at_once", [8, 7, 5, 16])
+def test_a_large_batch_is_differentiated_in_parts(build, collect, made_up_steps, traced_only, monkeypatch, rows_at_once):
+    """Compare with the gradient of the whole batch, whose advantages are normalized before it is divided."""
+    monkeypatch.setattr(compiled, "ROWS_AT_ONCE", rows_at_once)
+    plain, parted = (build(PPO, compile=flag) for flag in (False, True))
+    plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
+    plain.storage.before_gradients()
+    whole, = plain.storage.generate_batches(1)
+    assert len(whole.done) == 32
+    expected, wanted = plain.algorithm.compute_gradients(whole)
+    gradient, info = parted.algorithm.compute_gradients(whole)
+    torch.testing.assert_close(gradient[0], expected[0], rtol=1e-4, atol=1e-6)
+    assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    assert parted.algorithm.norms_of(gradient) == pytest.approx([float(gradient[0].norm())], rel=1e-6)
+    assert len(parted.algorithm._compiled._graphs) == 1
+
+
+def test_a_batch_of_many_whole_parts_has_a_graph_of_fixed_size(build, collect, made_up_steps, monkeypatch):
+    """Check which sizes the compiler is told to be variable: with fixed sizes, it may choose faster products."""
+    resized = []
+    monkeypatch.setattr(compiled, "_compile_graph", lambda function, device, sizes, *args: resized.append(
+        len(sizes)) or function)
+    parts = build(PPO, compile=True)
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
+    parts.storage.before_gradients()
+    whole, = parts.storage.generate_batches(1)
+    for rows_at_once, is_fixed in ((8, True), (5, False), (32, True), (64, False)):
+        monkeypatch.setattr(compiled, "ROWS_AT_ONCE", rows_at_once)
+        parts.algorithm._compiled._graphs.clear()
+        parts.algorithm.compute_gradients(whole)
+        assert (resized.pop() == 0) is is_fixed
+    assert not resized
 
 
 def test_already_normalized_advantages_are_not_changed(build, collect, made_up_steps, traced_only):
