@@ -215,7 +215,7 @@ class VecEnv(Part):
             logger.warning("%s", text)
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
                           raw_spaces=probe.raw_spaces, spec=registered_spec(built.env_fn), has_own_size=has_own_size,
-                          device=device_of(probe.vector))
+                          device=device_of(probe.vector), autoreset_mode=probe.autoreset_mode)
 
     @classmethod
     def _probe(cls, options: Options, size: int = 1) -> tuple[Self, Arrays]:
@@ -525,6 +525,8 @@ class EnvFactory(Factory[VecEnv]):
     """Whether `env_fn` determines the number of environments, so that `vec_env_size` cannot be chosen."""
     device: torch.device | None = field(default=None, compare=False)
     """Device of the environments' tensors; None for the CPU, and for environments without tensors."""
+    autoreset_mode: AutoresetMode | None = field(default=None, compare=False)
+    """The autoreset mode of the vector environment; None if it is unknown."""
 
     @property
     def num_envs(self) -> int:

@@ -46,6 +46,8 @@ def reason_for_host(envs: EnvFactory, device: torch.device | None) -> str | None
         return "action masks are checked there"
     if callable(options.reward_transform):
         return "reward_transform is a function of arrays"
+    if envs.autoreset_mode is AutoresetMode.DISABLED:
+        return "it resets them"
     if options.end_on_life_loss or options.info_keywords:
         return f"{'end_on_life_loss' if options.end_on_life_loss else 'info_keywords'} reads info"
     return None
@@ -85,9 +87,6 @@ class TensorVecEnv(VecEnv):
         self._returns, self._lengths = self._no_accounts()
         transform = options.reward_transform if self._transform is not None else None
         self._of_reward = _reward_function(transform)
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            raise EnvError(f"{self._where}: environments on a device must reset themselves; autoreset mode DISABLED "
-                           "needs the host, which resets them by mask")
 
     @override
     def reset(self) -> tuple[Obs, None]:  # type: ignore[override] # tensors

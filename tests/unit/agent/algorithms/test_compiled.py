@@ -105,7 +105,8 @@ def test_batches_of_another_layout_have_their_own_graphs(build, collect, made_up
 
 
 @pytest.mark.parametrize("rows_at_once", [8, 7, 5, 16])
-def test_a_large_batch_is_differentiated_in_parts(build, collect, made_up_steps, traced_only, monkeypatch, rows_at_once):
+def test_a_large_batch_is_differentiated_in_parts(
+        build, collect, made_up_steps, traced_only, monkeypatch, rows_at_once):
     """Compare with the gradient of the whole batch, whose advantages are normalized before it is divided."""
     monkeypatch.setattr(compiled, "ROWS_AT_ONCE", rows_at_once)
     plain, parted = (build(PPO, compile=flag) for flag in (False, True))
