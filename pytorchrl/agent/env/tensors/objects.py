@@ -173,7 +173,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         The values of the last observations matter only in the rows where `cut` is true.
         """
         if not bool(cut.any()):
-            return {FINAL_OBS: obs}
+            return {FINAL_OBS: obs, APPROXIMATED: cut}
         if not self._is_approximate:
             raise EnvError(UNKNOWN_END)
         if not self._has_warned:
@@ -194,9 +194,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
             values = np.asarray(values)
         shape = tuple(values.shape)
         if shape != (self.num_envs,):
-            remedy = f"; return {name}[:, 0]" if shape == (self.num_envs, 1) else (
-                "; Gymnasium's TimeLimit counts for one environment, so register the id without max_episode_steps"
-                if name == "truncated" and not shape else "")
+            remedy = f"; return {name}[:, 0]" if shape == (self.num_envs, 1) else ""
             raise EnvError(f"step: expected {name} of shape ({self.num_envs},), got {_kind(values)}{remedy}")
         if values.dtype in (torch.bool, np.bool_):
             return values

@@ -74,8 +74,16 @@ def test_what_looks_wrong_is_said_once(kind, message, caplog):
     assert found[0].startswith(f"GWorker 0/CWorker 0: {kind.__name__}: ")
 
 
+class OnlyTerminates(stand_ins.NoFinal):
+    """The last observations are not returned, and not needed."""
+
+    def advance(self, actions):
+        reward, terminated, truncated = super().advance(actions)
+        return reward, terminated | truncated, truncated & False
+
+
 @pytest.mark.parametrize("kind", [
-    Long, stand_ins.FiveResults, stand_ins.Groups, stand_ins.FourResults, stand_ins.TensorVector,
+    OnlyTerminates, Long, stand_ins.FiveResults, stand_ins.Groups, stand_ins.FourResults, stand_ins.TensorVector,
     functools.partial(stand_ins.TensorVector, mode=AutoresetMode.NEXT_STEP),
     functools.partial(stand_ins.TensorVector, mode=AutoresetMode.DISABLED),
     lambda num_envs: gym.make_vec("CartPole-v1", num_envs, "vector_entry_point"),
