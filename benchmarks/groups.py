@@ -1,6 +1,6 @@
 """Compare PPO with a critic that sees a hidden state to PPO without: scores, and the interval of their difference.
 
-    python benchmarks/groups.py [--seeds 5] [--steps 20000]
+    python benchmarks/groups.py [--seeds 5] [--steps 20000] [--load 30]
 
 In each episode, a hidden load is drawn, which is added to the reward of every step. The rest of the reward is the
 negative squared distance of the action from a measured place, so the best policy does not depend on the load. However,
@@ -33,7 +33,7 @@ class Load(gym.Env[Observation, np.ndarray]):
                                          "hidden": gym.spaces.Box(-1.0, 1.0, (1,), np.float32)})
     action_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
-    def __init__(self, size: float = 30.0) -> None:
+    def __init__(self, size: float) -> None:
         self._size = size
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, dict[str, Any]]:
@@ -53,12 +53,13 @@ class Load(gym.Env[Observation, np.ndarray]):
         return {"measured": self._place, "hidden": self._load}
 
 
-def run(critic: str, seed: int, steps: int) -> dict[str, Any]:
+def run(critic: str, seed: int, steps: int, load: float) -> dict[str, Any]:
     """Train once, and return the score."""
     agent = prl.train(
-        "ppo", Load, obs_groups={"actor": ["measured"], "critic": CRITICS[critic]}, test_env_kwargs={"size": 0.0},
-        num_envs=8, num_steps=128, target_steps=steps, seed=seed, progress=False, tensorboard=False)
-    return {"critic": critic, "seed": seed, "env_steps": agent.summary["env_steps"],
+        "ppo", Load, obs_groups={"actor": ["measured"], "critic": CRITICS[critic]}, env_kwargs={"size": load},
+        test_env_kwargs={"size": 0.0}, num_envs=8, num_steps=128, target_steps=steps, seed=seed, progress=False,
+        tensorboard=False)
+    return {"load": load, "critic": critic, "seed": seed, "env_steps": agent.summary["env_steps"],
             "return": agent.evaluate(100, seed=1).return_mean}
 
 
@@ -67,16 +68,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the effect of a critic that sees a hidden state.")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--load", type=float, default=30.0, help="largest load")
     args = parser.parse_args()
     scores: dict[str, list[float]] = {critic: [] for critic in CRITICS}
     for seed in range(1, args.seeds + 1):
         for critic, found in scores.items():
-            result = run(critic, seed, args.steps)
+            result = run(critic, seed, args.steps, args.load)
             found.append(result["return"])
             print(json.dumps({**origin(), **result}), flush=True)
     if args.seeds > 1:
         difference = analysis.estimate(analysis.difference(analysis.mean), scores["hidden"], scores["measured"], seed=1)
-        print(json.dumps({**origin(), "env_steps": args.steps, "difference": difference.as_dict()}), flush=True)
+        print(json.dumps({**origin(), "load": args.load, "env_steps": args.steps,
+                          "difference": difference.as_dict()}), flush=True)
 
 
 if __name__ == "__main__":
