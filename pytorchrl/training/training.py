@@ -198,9 +198,10 @@ def train(
         algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
             class; or "module:Class".
         env: A gymnasium id, or "module:id" if a module registers the id when it is imported; a class or function that
-            makes one environment, or its name "module:name"; the name of a module with `parallel_env` (PettingZoo),
-            such as "mpe2.simple_spread_v3", whose environments have several agents; or an environment, for a run with
-            one worker and one environment (`num_envs` is then 1, and nothing is evaluated during training).
+            makes one environment or, if it takes `num_envs`, an object that steps several at once, or its name
+            "module:name"; the name of a module with `parallel_env` (PettingZoo), such as "mpe2.simple_spread_v3", whose
+            environments have several agents; or an environment or such an object itself, for a run with one worker
+            (`num_envs` is then its number of environments, and nothing is evaluated during training).
         target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
         log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
             new directory in it, such as `runs/ppo-CartPole-v1-1`. If it is None, no files are written.
