@@ -151,8 +151,14 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         """Return the space of one environment's observations or actions."""
         for attribute in (f"single_{name}_space", f"{name}_space"):
             space = getattr(self._base, attribute, None)
-            if isinstance(space, spaces.Space):
-                return space
+            if not isinstance(space, spaces.Space):
+                continue
+            shape = space.shape or ()
+            if name == "action" and len(shape) > 1 and shape[0] == self.num_envs and "single" not in attribute:
+                raise EnvError(
+                    f"{type(self._base).__name__}: action_space is that of all {self.num_envs} environments, {space}; set "
+                    "single_action_space to the space of one environment")
+            return space
         if name == "observation":
             # The first reset of an object may need a seed, for example to build its random generator.
             return _space_of(self._reset(seed=0)[0], self.num_envs)

@@ -275,6 +275,12 @@ class NoActions(stand_ins.FiveResults):
         del self.single_action_space
 
 
+class ActionsOfAll(NoActions):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.action_space = spaces.Box(-1, 1, (num_envs, 2), np.float32)
+
+
 class WholeObservations(stand_ins.FiveResults):
     def __init__(self, num_envs):
         super().__init__(num_envs)
@@ -317,6 +323,7 @@ META = torch.device("meta")
     (changed(all=lambda results: (results[0], results[0], results[1], results[2], results[4])),
      "with privileged observations in a dictionary"),
     (NoActions, "states no actions: it has neither single_action_space, a space of Gymnasium, nor num_actions"),
+    (ActionsOfAll, "action_space is that of all 1 environments"),
     (WholeObservations, "set single_observation_space to a space of Gymnasium, or return floats"),
     (NewKeys, "expected a dict with ['policy'], got ['more', 'policy']"),
 ])
