@@ -131,8 +131,9 @@ def test_a_leaf_affects_only_the_policy_or_the_critics_that_see_it(action_space,
 
 
 @pytest.mark.parametrize(("algorithm", "compile"), [
-    *((algorithm, False) for algorithm in (*ON_POLICY, *OFF_POLICY)), ("ppo", True), ("sac", True),
-    *(pytest.param(algorithm, True, marks=pytest.mark.thorough)
+    *((algorithm, False) for algorithm in (*ON_POLICY, *OFF_POLICY)),
+    *(pytest.param(algorithm, True, marks=[pytest.mark.compiled, pytest.mark.slow]) for algorithm in ("ppo", "sac")),
+    *(pytest.param(algorithm, True, marks=[pytest.mark.compiled, pytest.mark.thorough])
       for algorithm in ("a2c", "impala", "appo", "td3", "ddpg"))])
 def test_every_algorithm_with_a_critic_trains_with_groups(algorithm, compile):
     env = CONTINUOUS if algorithm in OFF_POLICY else Hidden
