@@ -156,8 +156,8 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
             shape = space.shape or ()
             if name == "action" and len(shape) > 1 and shape[0] == self.num_envs and "single" not in attribute:
                 raise EnvError(
-                    f"{type(self._base).__name__}: action_space is that of all {self.num_envs} environments, {space}; set "
-                    "single_action_space to the space of one environment")
+                    f"{type(self._base).__name__}: action_space is that of all {self.num_envs} environments, {space}; "
+                    "set single_action_space to the space of one environment")
             return space
         if name == "observation":
             # The first reset of an object may need a seed, for example to build its random generator.
