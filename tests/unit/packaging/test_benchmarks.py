@@ -44,6 +44,7 @@ QUICK = {
     "message_paths.py": "",
     "mutations.py": "--list",
     "option_path.py": "",
+    "many_envs.py": "--envs 8 --kinds tensors --seconds 0.1",
     "memory.py": "--steps 600 --every 100 --runtimes threads --algorithms ppo",
     "patterns.py": "--runtime threads --steps 200 --seeds 1 --goal 0 --patterns central-sync/central-sync",
     "preemption.py": "--seconds 0.3 --step-ms 1 --fractions 0.25 --no-scores",

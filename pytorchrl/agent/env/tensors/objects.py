@@ -150,8 +150,8 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
     def _space(self, name: str) -> AnySpace:
         """Return the space of one environment's observations or actions."""
         for attribute in (f"single_{name}_space", f"{name}_space"):
-            space = getattr(self._base, attribute, None)
-            if not isinstance(space, spaces.Space):
+            space = _as_space(getattr(self._base, attribute, None))
+            if space is None:
                 continue
             shape = space.shape or ()
             if name == "action" and len(shape) > 1 and shape[0] == self.num_envs and "single" not in attribute:
@@ -218,6 +218,20 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
                 None not in (device.index, tensor.device.index) and tensor.device != device):
             raise EnvError(f"step: {name} is on {tensor.device}, but the environments are on {device}; return tensors "
                            "of one device, the one that the attribute `device` names")
+
+
+def _as_space(given: Observation) -> AnySpace | None:
+    """Return a space of Gymnasium; a space of another library, such as mjlab's, is converted. None: it is no space."""
+    if isinstance(given, spaces.Space):
+        return given
+    if isinstance(parts := getattr(given, "spaces", None), Mapping):
+        found = {str(name): space for name, part in parts.items() if (space := _as_space(part)) is not None}
+        return spaces.Dict(found) if len(found) == len(parts) else None
+    if not all(hasattr(given, name) for name in ("shape", "low", "high", "dtype")):
+        return None
+    dtype = np.dtype(given.dtype)
+    low, high = (np.broadcast_to(bound, given.shape).astype(dtype) for bound in (given.low, given.high))
+    return spaces.Box(low, high, dtype=dtype)
 
 
 def _space_of(obs: Observation, num_envs: int) -> AnySpace:

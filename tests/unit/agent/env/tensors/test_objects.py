@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
+import math
 import re
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -279,6 +282,30 @@ class ActionsOfAll(NoActions):
     def __init__(self, num_envs):
         super().__init__(num_envs)
         self.action_space = spaces.Box(-1, 1, (num_envs, 2), np.float32)
+
+
+@dataclasses.dataclass
+class ForeignBox:
+    """A space of another library, such as mjlab's."""
+
+    shape: tuple
+    low: float = -math.inf
+    high: float = math.inf
+    dtype: str = "float32"
+
+
+def test_spaces_of_other_libraries_are_converted():
+    class Foreign(stand_ins.Groups):
+        def __init__(self, num_envs):
+            super().__init__(num_envs)
+            own = self.single_observation_space
+            self.single_observation_space = SimpleNamespace(
+                spaces={name: ForeignBox(space.shape) for name, space in own.spaces.items()})
+            self.single_action_space = ForeignBox((2,), -1.0, 1.0)
+
+    factory = VecEnv.create_factory(Foreign, vec_env_size=4)
+    assert factory.observation_space == {"policy": spaces.Box(-np.inf, np.inf, (3,), np.float32)}
+    assert factory.action_space == spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 class WholeObservations(stand_ins.FiveResults):
