@@ -1,12 +1,13 @@
 """Measure PPO on CartPole over the number of environments, with arrays of NumPy and with tensors: speed and memory.
 
-    python benchmarks/many_envs.py [--envs 8 64 1024 4096] [--kinds numpy tensors adapted] [--seconds 5]
+    python benchmarks/many_envs.py [--envs 8 64 1024 4096] [--kinds numpy tensors compiled adapted] [--seconds 5]
 
 | kind | environments |
 |---|---|
 | `numpy` | Gymnasium's vector of CartPole, which returns arrays |
 | `tensors` | the CartPole of this library in torch, whose tensors are read where they are |
-| `adapted` | the same, in a wrapper that copies all results to arrays and all actions to tensors, as users had to do |
+| `compiled` | the same, with a compiled step |
+| `adapted` | as `tensors`, in a wrapper that copies results to arrays and actions to tensors, as users had to do |
 
 Each measurement runs in its own process on one core, and does not include start-up, compilation and the first updates.
 `env_steps_per_s` counts seconds of the processor. `share` is the rate relative to that of the matrix products alone:
@@ -30,7 +31,7 @@ import numpy as np
 from results import origin
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-KINDS = ("numpy", "tensors", "adapted")
+KINDS = ("numpy", "tensors", "compiled", "adapted")
 STEPS = {8: 128}
 """Steps of a rollout for a number of environments; 32 for others. There are 4 epochs of 4 minibatches."""
 _UPDATES, _EPOCHS, _LAYERS = 16, 4, (4, 64, 64)
@@ -55,7 +56,7 @@ def environments(kind: str) -> Any:
                 return (obs.numpy().copy(), reward.numpy().copy(), terminated.numpy().copy(), truncated.numpy().copy(),
                         final)
         return Adapter(TorchCartPole(num_envs, max_episode_steps=500))
-    return {"numpy": "CartPole-v1", "tensors": "pytorchrl/TorchCartPole-v1", "adapted": adapted}[kind]
+    return {"numpy": "CartPole-v1", "adapted": adapted}.get(kind, "pytorchrl/TorchCartPole-v1")
 
 
 def measure(kind: str, num_envs: int, seconds: float) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def measure(kind: str, num_envs: int, seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     num_steps = STEPS.get(num_envs, 32)
     agent, settings, _ = compose("ppo", environments(kind), {
+        "env_kwargs": {"compiled": True} if kind == "compiled" else {},
         "num_envs": num_envs, "num_steps": num_steps, "num_epochs": _EPOCHS, "num_mini_batch": 4, "compile": True,
         "target_steps": 10**9, "seed": 1, "normalize_obs": False, "normalize_reward": False})
     parts = agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory

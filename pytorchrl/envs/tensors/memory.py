@@ -22,6 +22,7 @@ class TorchRecall(TensorEnv):
         delay: Number of steps from the cue to the answer.
         device: Device of all tensors.
         max_episode_steps: Number of steps after which an episode is truncated; None: episodes are not truncated.
+        compiled: See `TensorEnv`.
     """
 
     num_draws = 1
@@ -29,12 +30,13 @@ class TorchRecall(TensorEnv):
     def __init__(
         self, num_envs: int = 1, *, num_cues: int = 4, delay: int = 8, device: str | torch.device = "cpu",
         max_episode_steps: int | None = None,
+        compiled: bool = False,
     ) -> None:
         self._num_cues, self._delay = num_cues, delay
         self._entries = torch.arange(num_cues + 1, device=device)
         self.single_observation_space = spaces.Box(0.0, 1.0, (num_cues + 1,), np.float32)
         self.single_action_space = spaces.Discrete(num_cues)
-        super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps)
+        super().__init__(num_envs, device=device, max_episode_steps=max_episode_steps, compiled=compiled)
 
     @override
     def start(self, draws: Tensor) -> Tensor:
