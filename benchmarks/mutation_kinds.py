@@ -30,13 +30,13 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
     ],
     "a discounted return at the end of a rollout": [
         ("agent/actors/normalizers.py", "agent/actors/test_normalizers.py -k discounted", [
-            ("np.where(ended[-1], 0.0, sums[-1])", "sums[-1]"),
+            ("xp.where(ended[-1], 0.0, sums[-1])", "sums[-1]"),
             ("where(ended[-", "where(rollout.terminated[-"),
             ("(ended[-1], ", "(ended[0], "),
-            ("= decay[0] *", "= gamma *"),
-            ("1:][ended[:-1]", "ended"),
+            ("= decay[-1] *", "= gamma *"),
+            ("xp.flip(ended[:-1], (0,)), 0.0", "xp.flip(ended[1:], (0,)), 0.0"),
             ("(rollout.terminated | rollout.truncated)", "rollout.terminated"),
-            ("where(valid, rollout", "where(True, rollout"),
+            ("where(valid, reward", "where(True, reward"),
         ]),
     ],
     "the state of collectors that are gone": [
@@ -47,7 +47,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
             ("  self._heads = {source: _Head", "  self._heads |= {source: _Head"),
             ("pop(source, None", "get(source", "only the order of the sources differs"),
             (" or len(head.ids) != len(rows)", ""),
-            ("(head.ids >= self.first) & ", ""),
+            ("(head.ids >= self.first) & (head.places < 0) & (head.done", "(head.places < 0) & (head.done"),
         ]),
         ("agent/storages/sequences.py",
          "agent/storages/test_sequences.py -k gone or reset or restored or list_implementation", [

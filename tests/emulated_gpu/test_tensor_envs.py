@@ -12,7 +12,7 @@ from pytorchrl import ASYNC, Scheme, VecEnv
 from pytorchrl.agent.actors.normalizers import discounted_sums
 from pytorchrl.agent.data import HostRows, RolloutData
 from pytorchrl.agent.env.tensors import vec_env
-from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
+from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv, class_for
 from pytorchrl.agent.storages.returns import gae, vtrace
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.training.composition import compose
@@ -259,10 +259,9 @@ def test_unknown_ends_are_refused_or_counted(truncation):
 
 def test_options_that_need_the_host_are_named(caplog):
     factory = VecEnv.create_factory(CONTINUOUS, vec_env_size=4, reward_transform=np.tanh)
-    envs = factory(device=GPU)
-    assert type(envs) is VecEnv
+    assert class_for(factory, GPU) is None
     assert "reward_transform is a function of arrays" in caplog.text
-    envs.close()
+    assert class_for(VecEnv.create_factory(CONTINUOUS, vec_env_size=4), GPU) is TensorVecEnv
 
 
 @pytest.mark.parametrize("runtime", ["threads", "simulated"])

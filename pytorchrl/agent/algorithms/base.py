@@ -45,6 +45,9 @@ from pytorchrl.support.untyped import BatchOfKind, DataOfAgent, MetricsDict, Sta
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+ActOnDevice = Callable[[Obs, Obs, Tensor], TensorActing]
+"""A function of observations, memory states and starts of episodes, as in `Algorithm.acting_step`, but of tensors."""
+
 
 class Algorithm(Part, Updatable, ABC):
     """The base class of algorithms, which choose actions, compute gradients from batches and update weights.
@@ -184,21 +187,13 @@ class Algorithm(Part, Updatable, ABC):
             Actions; the memory after these observations; and, in `other`, more values to store with the transitions.
         """
 
-    def act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
-        """Choose the actions of E environments, as `acting_step` does, from tensors on the algorithm's device.
-
-        Returns:
-            The decisions on the device; the host reads none of them.
-
-        Raises:
-            NotImplementedError: The algorithm chooses actions only by `acting_step`; see `acts_on_device`.
-        """
-        raise NotImplementedError
-
     @property
-    def acts_on_device(self) -> bool:
-        """Whether `act_on_device` chooses the same actions as `acting_step`."""
-        return False
+    def act_on_device(self) -> ActOnDevice | None:
+        """A function that chooses the same actions as `acting_step`, from tensors on the algorithm's device.
+
+        Its result is on the device, too; the host reads nothing. None if only `acting_step` can choose actions.
+        """
+        return None
 
     @abstractmethod
     def finish_rollout(self, rollout: RolloutData) -> None:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.small_network import SmallNetwork
 from pytorchrl.agent.actors.small_policy import SmallPolicy, small_value
-from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.base import ActOnDevice, Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient, Constants
 from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
@@ -165,14 +165,13 @@ class OnPolicyAlgorithm(Algorithm):
                 action.numpy(), clipped_action.numpy(), {name: state.numpy() for name, state in states.items()},
                 {name: row.numpy() for name, row in other.items()})
 
-    @override
-    def act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
+    def _act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
         return self._choose(obs, rhs, done, None, deterministic=False)
 
     @property
     @override
-    def acts_on_device(self) -> bool:
-        return not overrides(self, OnPolicyAlgorithm, "acting_step")
+    def act_on_device(self) -> ActOnDevice | None:
+        return None if overrides(self, OnPolicyAlgorithm, "acting_step") else self._act_on_device
 
     def _choose(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.base import ActOnDevice, Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups, overrides
@@ -175,8 +175,7 @@ class ReplayAlgorithm(Algorithm):
             action, clipped_action = on_host(action, self.actor.to_env(action))
         return ActingStep(action.numpy(), clipped_action.numpy(), {}, {})
 
-    @override
-    def act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
+    def _act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
         if self.parameters[START] > 0:
             action = self.random_actions(len(done), None)
         else:
@@ -185,8 +184,8 @@ class ReplayAlgorithm(Algorithm):
 
     @property
     @override
-    def acts_on_device(self) -> bool:
-        return not overrides(self, ReplayAlgorithm, "acting_step")
+    def act_on_device(self) -> ActOnDevice | None:
+        return None if overrides(self, ReplayAlgorithm, "acting_step") else self._act_on_device
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
         """Draw actions (E, ...) uniformly from those that `mask` (E, n) allows; see `ReplayActor`."""

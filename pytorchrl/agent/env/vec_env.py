@@ -533,24 +533,13 @@ class EnvFactory(Factory[VecEnv]):
         """E, the number of environments."""
         return int(self.options.vec_env_size)
 
-    def _class_for(self, device: torch.device | None) -> type[VecEnv]:
-        if self.device is None:
-            return self.cls
-        from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv, reason_for_host
-
-        reason = reason_for_host(self, device)
-        if reason is None:
-            return TensorVecEnv
-        logger.warning("the observations are copied from %s to the host in every step, because %s", self.device, reason)
-        return self.cls
-
     def row_name(self, policy: str, row: int) -> str:
         """Return the name of a row of observations, such as "env 3", for error messages; `policy` is ""."""
         return f"env {row}"
 
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword
         self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,
-        num_threads: int = 1, incarnation: int = 0, device: torch.device | None = None,
+        num_threads: int = 1, incarnation: int = 0, kind: type[VecEnv] | None = None,
     ) -> VecEnv:
         """Build the environments of one worker; see `VecEnv` for the arguments that are not described here.
 
@@ -561,15 +550,14 @@ class EnvFactory(Factory[VecEnv]):
             seed: See `VecEnv`.
             num_threads: See `VecEnv`.
             incarnation: See `VecEnv`.
-            device: The device on which the caller can use tensors. If the environments are there and not on the CPU,
-                the result is a `TensorVecEnv`, if the options allow it. None: the result returns arrays.
+            kind: Class of the result, such as `TensorVecEnv`; None: `self.cls`.
 
         Raises:
             EnvError: The spaces of the environments differ from those that `create_factory` found.
         """
         if self.spec is not None:
             gym.registry.setdefault(self.spec.id, self.spec)
-        env = self._class_for(device)(
+        env = (kind or self.cls)(
             self.options, index_grad_worker=index_grad_worker, index_col_worker=index_col_worker, mode=mode, seed=seed,
             num_threads=num_threads, incarnation=incarnation)
         if env.observation_space != self.observation_space or env.action_space != self.action_space:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -84,6 +84,8 @@ class MultiRollout:
     parts: dict[str, RolloutData]
     num_envs: int
     """E, the number of environments."""
+    host: ClassVar[None] = None
+    """Always None, because the rollouts are on the CPU; see `RolloutData`."""
 
     @property
     def num_steps(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -104,8 +104,7 @@ class Storage(Part, Updatable, ABC):
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         # Only collectors use these rows, which allocate no memory before the first transition.
-        self._rollout_rows: UserPart = RolloutRows(
-            self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
+        self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 
     # Collector
@@ -113,7 +112,7 @@ class Storage(Part, Updatable, ABC):
     @property
     def num_steps(self) -> int:
         """Number of transitions per environment in the current rollout."""
-        return int(self._rollout_rows.num_steps)
+        return self._rollout_rows.num_steps
 
     @property
     def rollout_size(self) -> int:
@@ -123,7 +122,7 @@ class Storage(Part, Updatable, ABC):
     @property
     def full(self) -> bool:
         """Whether the current rollout has all of its `rollout_size` steps."""
-        return bool(self._rollout_rows.num_steps >= self._rollout_rows.size)
+        return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Start a rollout with the observations after a reset, (E, ...) by name, and the action masks (E, n) bool."""
@@ -134,8 +133,7 @@ class Storage(Part, Updatable, ABC):
 
         All of them are (E, ...) views, valid until the next `insert_transition`.
         """
-        row: ActingRow = self._rollout_rows.current()
-        return row
+        return self._rollout_rows.current()
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
         """Copy one step of all environments to the next row; only the first call allocates memory."""
@@ -150,8 +148,7 @@ class Storage(Part, Updatable, ABC):
             copy: Whether to return copies. If not, the tensors are views, which are valid until the next
                 `insert_transition`. Views suffice if the same worker learns before it collects again.
         """
-        rollout: RolloutData = self._rollout_rows.take(copy)
-        return rollout
+        return self._rollout_rows.take(copy)
 
     @property
     def keeps_tensors(self) -> bool:
@@ -160,7 +157,8 @@ class Storage(Part, Updatable, ABC):
 
     def stay_on_device(self) -> None:
         """Fill the rows with tensors of the actor's device: arguments and results of the methods above are tensors."""
-        self._rollout_rows = TensorRows(self.rollout_size, self.actor.initial_states(self.num_envs))
+        rows = TensorRows(self.rollout_size, self.actor.initial_states(self.num_envs))
+        self._rollout_rows = cast("RolloutRows", rows)  # it has the same methods
 
     # Learner
 

@@ -274,11 +274,11 @@ class DeviceColumn(ObservationColumn):
         return cast("np.ndarray", obs)
 
     @override
-    def state_dict(self, num_rows: int) -> StateDict:
+    def state_dict(self, num_rows: int) -> dict[str, np.ndarray]:
         return {"rows": self.rows[:num_rows].cpu().numpy(), "extras": self._extras.cpu().numpy()}
 
     @override
-    def load_state_dict(self, state: StateDict) -> None:
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.rows[:len(state["rows"])] = torch.from_numpy(state["rows"]).to(self.rows.device)
         like = np.zeros((0, *self._extras.shape[1:]), numpy_dtype(self._extras))
         self._extras = torch.from_numpy(_like(like, state["extras"])).to(self.rows.device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.contracts import check_state
-from pytorchrl.agent.data import Episode
+from pytorchrl.agent.data import ActingStep, Episode
 from pytorchrl.agent.env import VecEnv, check_finite
 from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
 from pytorchrl.agent.seeding import Stream, derive_seed, with_own_draws
@@ -191,10 +191,10 @@ class CWorker(Worker):
         can_stay = self.algo.device.type != "cpu" and recipe.can_stay_on_device(self.algo, self.storage)
         self._make_envs = recipe.env_maker(path, context.num_threads, self.algo.device if can_stay else None)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._choose: Callable[..., UserPart] = self.algo.acting_step
-        if isinstance(self.envs, TensorVecEnv):
+        self._choose: Callable[..., ActingStep] = self.algo.acting_step
+        if isinstance(self.envs, TensorVecEnv) and self.algo.act_on_device is not None:
             self.storage.stay_on_device()
-            self._choose = self.algo.act_on_device
+            self._choose = cast("Callable[..., ActingStep]", self.algo.act_on_device)  # with tensors in place of arrays
         self._envs_restarted = 0  # number of environments that were restarted before the latest `reseed`
         self.version = 0
         # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update. See

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytorchrl.agent.env.tensors.vec_env import class_for
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.numerics import Numerics
 from pytorchrl.scheme.options.collection import CWorkerOptions, ReplayCWorkerOptions
@@ -78,7 +79,7 @@ class CWorkerRecipe:
 
     def can_stay_on_device(self, algorithm: Algorithm, storage: Storage) -> bool:
         """Return whether an algorithm and a storage can use tensors of environments without the host."""
-        return algorithm.acts_on_device and storage.keeps_tensors and not self.finds_errors
+        return algorithm.act_on_device is not None and storage.keeps_tensors and not self.finds_errors
 
     def env_maker(self, path: tuple[int, int, int], num_threads: int | None,
                   device: torch.device | None = None) -> Callable[..., VecEnv]:
@@ -87,12 +88,14 @@ class CWorkerRecipe:
         Args:
             path: See `make_storage`.
             num_threads: Number of threads that a native vector environment may use; None means 1.
-            device: Device on which the worker can use tensors; see `EnvFactory`.
+            device: Device on which the worker can use tensors of environments; None: it uses arrays.
         """
         index_parent, index_worker, incarnation = path
-        return functools.partial(
+        make = functools.partial(
             self.train_envs_factory, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
-            incarnation=incarnation, num_threads=num_threads or 1, device=device)
+            incarnation=incarnation, num_threads=num_threads or 1)
+        kind = class_for(self.train_envs_factory, device)
+        return make if kind is None else functools.partial(make, kind=kind)
 
     def num_workers_of(self, index_parent: int) -> int:
         """Return the number of collection workers of the gradient worker with this index."""

@@ -217,6 +217,25 @@ def act_with(**changes):
     return agent.act(np.zeros(4, np.float32))
 
 
+def see_groups(space=None, **options):
+    space = spaces.Dict({"near": BOX, "far": BOX}) if space is None else space
+    return prl.OnPolicyActor.create_factory(space, TWO, **options)(device="cpu", seed=0)
+
+
+class Movers:
+    """Environments that are stepped at once, with a space of actions under a given name."""
+
+    def __init__(self, num_envs, **named):
+        self.num_envs, self.device = num_envs, "cpu"
+        vars(self).update({name: spaces.Box(-1, 1, shape, np.float32) for name, shape in named.items()})
+
+    def reset(self, seed=None):
+        return torch.zeros(self.num_envs, 3)
+
+    def step(self, actions):
+        raise NotImplementedError
+
+
 def see_images(extractor):
     images = spaces.Box(0, 1, (3, 20, 20), np.float32)
     return prl.OnPolicyActor.create_factory(images, TWO, feature_extractor=extractor)(device="cpu", seed=0)
@@ -582,6 +601,14 @@ def calls(folder):
         (lambda: prl.OnPolicyActor(BOX), lambda: prl.OnPolicyActor.create_factory(BOX, TWO)(device="cpu", seed=0)),
         (lambda: prl.PPO.create_factory(3e-4), lambda: prl.PPO.create_factory(lr=3e-4)),
         (lambda: see_images("cnn"), lambda: see_images("mlp")),
+        (lambda: see_groups(obs_groups={"actor": ["near"]}, shared_policy_value_network=True),
+         lambda: see_groups(obs_groups={"actor": ["near"]}), lambda: see_groups(shared_policy_value_network=True)),
+        (lambda: see_groups(BOX, obs_groups={"actor": ["obs"]}), lambda: see_groups(BOX),
+         lambda: see_groups(obs_groups={"actor": ["near"]})),
+        (lambda: see_groups(obs_groups={"actor": [], "critic": ["far"]}),
+         lambda: see_groups(obs_groups={"critic": ["far"]})),
+        (lambda: prl.VecEnv.create_factory(lambda num_envs: Movers(num_envs, action_space=(num_envs, 2))),
+         lambda: prl.VecEnv.create_factory(lambda num_envs: Movers(num_envs, single_action_space=(2,)))),
         # Own classes
         (lambda: step_of(Unequal), lambda: step_of(Equal)),
         (lambda: step_of(NoFinish), lambda: step_of(Finish)),

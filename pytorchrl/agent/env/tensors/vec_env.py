@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,26 +19,38 @@ from pytorchrl.agent.env.spaces import LeafReading, part_at
 from pytorchrl.agent.env.statistics import APPROXIMATED
 from pytorchrl.agent.env.tensors.host import HostVector, final_observations
 from pytorchrl.agent.env.tensors.objects import UNKNOWN_END, ObjectVector
-from pytorchrl.agent.env.vec_env import VecEnv
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.errors import EnvError
+from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS
-from pytorchrl.support.untyped import OptionValue
 
-if TYPE_CHECKING:
-    from pytorchrl.agent.env.vec_env import EnvFactory
+logger = get_logger(__name__)
 
 
-def reason_for_host(envs: EnvFactory, device: torch.device | None) -> str | None:
-    """Return why the environments of a factory cannot be stepped without the host; None if they can.
+def class_for(envs: EnvFactory, device: torch.device | None) -> type[VecEnv] | None:
+    """Return `TensorVecEnv` if the environments of a factory can be stepped without the host, else None.
+
+    If they are on a device, but their results must be copied to the host in every step, a warning says why.
 
     Args:
         envs: The factory.
         device: Device on which the caller can use tensors; None: the caller can use only arrays.
     """
+    if envs.device is None:
+        return None
+    reason = reason_for_host(envs, device)
+    if reason is None:
+        return TensorVecEnv
+    logger.warning("the observations are copied from %s to the host in every step, because %s", envs.device, reason)
+    return None
+
+
+def reason_for_host(envs: EnvFactory, device: torch.device | None) -> str | None:
+    """Return why the results of environments on a device must be copied to the host; None if they need not be."""
     options = envs.options
     if device is None or envs.device is None or device.type != envs.device.type:
-        return f"the caller uses {'arrays' if device is None else device}"
+        return f"the actor uses {'arrays' if device is None else device}"
     raw = envs.raw_spaces
     if envs.cls is not VecEnv:
         return f"{envs.cls.__name__} reads them there"
@@ -66,8 +78,8 @@ class TensorVecEnv(VecEnv):
     """
 
 
-    def __init__(self, options: VecEnv.Options, **place: OptionValue) -> None:
-        super().__init__(options, **place)
+    def __init__(self, options: VecEnv.Options, **place: object) -> None:
+        super().__init__(options, **place)  # type: ignore[arg-type] # the arguments of `VecEnv`
         assert isinstance(self.vector, HostVector)
         self._tensors = self.vector.env
         self._is_exact = options.truncation == "exact"
