@@ -241,8 +241,8 @@ class HostRows:
     final_index: np.ndarray
     is_finite: bool
     """Whether all observations, last observations and rewards are finite."""
-    continues: bool
-    """Whether the first observations are the last ones of the collector's previous rollout."""
+    number: int
+    """Number of the collector's rollout: the one that continues it has the next number, and a reset skips a number."""
     episodes: list[Episode]
     """The episodes that ended in the rollout; `time_s` is the time at the end of the rollout."""
 

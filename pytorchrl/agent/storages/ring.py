@@ -141,6 +141,8 @@ class _Head:
     after: bytes | None = None
     """`done` and the observations after this step, as bytes. None for stacks (their older frames may be evicted), if
     one of the observations is not an extra one, or after loading a state."""
+    number: int = -1
+    """Number of the rollout on a device; see `HostRows`."""
 
 
 class Ring:
@@ -234,7 +236,8 @@ class Ring:
         start, self.total = self.total, self.total + count
         self._heads[source] = _Head(
             np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(),
-            None if len(finals) and not heads.all() else self._compared(leaves, done[-1], -1))
+            None if len(finals) and not heads.all() else self._compared(leaves, done[-1], -1),
+            -1 if rollout.host is None else rollout.host.number)
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
         return Inserted(rows, broken, previous < 0)
@@ -456,7 +459,7 @@ class Ring:
         if head is None or len(head.ids) != len(rows):
             return np.zeros(len(rows), dtype=np.int64), False
         if self.device is not None:
-            return self._linked(head, rows, host is not None and host.continues), False
+            return self._linked(head, rows, host is not None and host.number == head.number + 1), False
         if head.after is None or head.after != _bytes(leaves, done, 0) or head.ids[0] < self.first:
             return self._continued(head, leaves, done, rows), False
         self.columns["link"][head.ids % self.capacity] = rows

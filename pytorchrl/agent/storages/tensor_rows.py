@@ -32,8 +32,8 @@ class TensorRows:
         self._columns: dict[str, Tensor] = {}  # the columns of transitions, (T, E, ...)
         self._obs: Obs = {}
         self._final_obs: Obs = {}
-        self._t = 0
-        self._taken = self._continues = False
+        self._t = self._number = 0
+        self._taken = False
         self._start = time.monotonic()
 
     @property
@@ -43,7 +43,8 @@ class TensorRows:
 
     def start(self, obs: Obs, mask: None = None) -> None:
         """Start a rollout after a reset of all environments, with their first observations in row 0."""
-        self._t, self._taken, self._continues = 0, False, False
+        self._t, self._taken = 0, False
+        self._number += 1
         if not self._obs:
             first = next(iter(obs.values()))
             self._device, num_envs, rows = first.device, len(first), self.size + 1
@@ -105,6 +106,7 @@ class TensorRows:
             self._begin_next()
         t = self._t
         self._taken = True
+        self._number += 1
         column = {name: rows[:t] for name, rows in self._columns.items()}
         obs = {name: leaf[:t + 1] for name, leaf in self._obs.items()}
         final_obs = {name: leaf[:t] for name, leaf in self._final_obs.items()}
@@ -138,12 +140,12 @@ class TensorRows:
         return HostRows(
             done=done, action=read["action"], reward=read["reward"], terminated=read["terminated"],
             truncated=read["truncated"], valid=read["valid"],
-            final_index=index if final_obs else index[:0], is_finite=bool(is_finite), continues=self._continues,
+            final_index=index if final_obs else index[:0], is_finite=bool(is_finite), number=self._number,
             episodes=episodes)
 
     def _begin_next(self) -> None:
         """Start the next rollout by copying the last row of the previous rollout to row 0."""
-        last, self._t, self._taken, self._continues = self._t, 0, False, True
+        last, self._t, self._taken = self._t, 0, False
         for rows in (*self._obs.values(), *self._rhs.values(), self._done):
             rows[0] = rows[last]
 
@@ -152,5 +154,5 @@ def _are_finite(leaf: Tensor, rows: Tensor | None = None) -> Tensor:
     """Return whether all values of a leaf, or of its `rows` (T, E), are finite, as a tensor ()."""
     if not leaf.is_floating_point():
         return torch.ones((), dtype=torch.bool, device=leaf.device)
-    finite = leaf.isfinite().reshape(*leaf.shape[:2], -1).all(2)
-    return finite.all() if rows is None else (finite | ~rows).all()
+    finite = leaf.isfinite()
+    return finite.all() if rows is None else (finite | ~rows.view(*rows.shape, *[1] * (leaf.dim() - 2))).all()

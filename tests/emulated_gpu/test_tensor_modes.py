@@ -1,0 +1,95 @@
+"""Check vector environments of Gymnasium over tensors on a GPU: all modes, kinds of observations and odd rollouts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import pytest
+import torch
+
+from pytorchrl import Scheme, VecEnv
+from pytorchrl.agent.env.tensors import vec_env
+from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
+from pytorchrl.training.composition import compose
+from tests.emulated_gpu.tensor_vector import TensorVector
+from tests.emulated_gpu.test_tensor_envs import REPLAY, assert_equal, collector_of, stepped, weights_of
+
+pytestmark = [pytest.mark.gpu,
+              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+PPO = ("ppo", {"num_steps": 8})
+SAC = ("sac", REPLAY)
+DQN = ("dqn", {**REPLAY, "n_step": 3})
+
+
+@pytest.fixture
+def schemes():
+    """Return a function that builds a scheme, which is stopped after the test."""
+    made = []
+
+    def make(algorithm, env=None, device="cuda:0", **options):
+        env = {"is_discrete": algorithm == "dqn", **(env or {})}
+        agent, settings, _ = compose(algorithm, functools.partial(TensorVector, **env), {
+            "num_envs": 4, "target_steps": 10_000, **options})
+        made.append(Scheme(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+                           **{"device": device, "seed": 1, "runtime": "simulated", **settings}))
+        return made[-1]
+    yield make
+    for scheme in made:
+        scheme.stop()
+
+
+@pytest.fixture
+def compare(schemes, monkeypatch):
+    """Return a function that compares a run on the device with one that copies every step, bit for bit."""
+    def both(*args, versions=6, **options):
+        direct = stepped(schemes(*args, **options), versions)
+        assert isinstance(collector_of(direct).envs, TensorVecEnv)
+        with monkeypatch.context() as patch:
+            patch.setattr(vec_env, "reason_for_host", lambda *envs: "this test wants it")
+            copied = stepped(schemes(*args, **options), versions)
+        assert not isinstance(collector_of(copied).envs, TensorVecEnv)
+        assert_equal(weights_of(direct), weights_of(copied))
+        assert direct.ledger() == copied.ledger()
+    return both
+
+
+@pytest.mark.parametrize("kind", ["vector", "float64", "image", "stack", "nested"])
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize(("algorithm", "options"), [PPO, SAC, DQN])
+def test_modes_and_observations(compare, algorithm, options, mode, kind):
+    if algorithm == "sac" and kind in ("image", "stack"):
+        pytest.skip("DQN and PPO test images")
+    compare(algorithm, {"mode": mode, "kind": kind}, versions=4, **options)
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [
+    ("ppo", {"microbatch_size": 7}), ("ppo", {"advantage_normalization": "batch"}), ("ppo", {"mixed_precision": True}),
+    ("ppo", {"recompute_advantages": True}), ("ppo", {"num_steps": 1, "num_mini_batch": 1}),
+    ("sac", {"replay_size": 48}), ("dqn", {"replay_size": 48, "prioritized": True}),
+], ids=str)
+def test_options(compare, algorithm, options):
+    base = {"ppo": PPO, "sac": SAC, "dqn": DQN}[algorithm][1]
+    compare(algorithm, {"mode": "SAME_STEP"}, **{**base, **options})
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize(("algorithm", "options"), [PPO, SAC, DQN])
+def test_episodes_of_one_step(compare, algorithm, options, mode):
+    """In NEXT_STEP mode, rollouts in which all environments are reset contain no transition, and are left out."""
+    compare(algorithm, {"mode": mode, "limit": 1}, versions=8, **options)
+
+
+def test_an_interrupted_worker_returns_an_empty_rollout(schemes):
+    worker = collector_of(stepped(schemes("ppo", **PPO[1]), 2))
+    worker.interrupt()
+    assert worker.collect().header.num_env_steps == 0
+
+
+def test_environments_on_another_gpu_are_copied(schemes, caplog):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    with caplog.at_level(logging.WARNING):
+        scheme = stepped(schemes("ppo", {"device": "cuda:1"}, **PPO[1]), 2)
+    assert type(collector_of(scheme).envs) is VecEnv
+    assert "copied from cuda:1 to the host in every step, because the caller uses cuda:0" in caplog.text
