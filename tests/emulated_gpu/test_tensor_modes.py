@@ -11,6 +11,7 @@ import torch
 from pytorchrl import Scheme, VecEnv
 from pytorchrl.agent.env.tensors import vec_env
 from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
+from pytorchrl.errors import EnvError
 from pytorchrl.training.composition import compose
 from tests.emulated_gpu.tensor_vector import TensorVector
 from tests.emulated_gpu.test_tensor_envs import REPLAY, assert_equal, collector_of, stepped, weights_of
@@ -92,4 +93,32 @@ def test_environments_on_another_gpu_are_copied(schemes, caplog):
     with caplog.at_level(logging.WARNING):
         scheme = stepped(schemes("ppo", {"device": "cuda:1"}, **PPO[1]), 2)
     assert type(collector_of(scheme).envs) is VecEnv
-    assert "copied from cuda:1 to the host in every step, because the caller uses cuda:0" in caplog.text
+    assert "copied from cuda:1 to the host in every step, because the actor uses cuda:0" in caplog.text
+
+
+def test_missing_last_observations_are_refused(schemes):
+    """Without them, the value of the next episode's first state would be taken; no step of the rollout is delivered."""
+    scheme = schemes("ppo", {"mode": "SAME_STEP", "has_final": False}, truncation="approximate", **PPO[1])
+    scheme.start()
+    worker = collector_of(scheme)
+    with pytest.raises(EnvError, match=r"expected info\['final_obs'\] .* SAME_STEP .* got none"):
+        worker.collect()
+    assert worker.close() == (32, 32)
+
+
+class WrongMode(TensorVector):
+    """States the wrong mode."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, mode="SAME_STEP")
+        self.metadata = {}
+
+
+def test_last_observations_in_the_wrong_mode_are_refused(schemes):
+    agent, settings, _ = compose("ppo", WrongMode, {
+        "num_envs": 4, "num_steps": 8, "target_steps": 10_000, "device": "cuda:0"})
+    scheme = Scheme(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+                    **settings, seed=1)
+    with pytest.raises(EnvError, match="expected no info"):
+        stepped(scheme, 1)
+    scheme.stop()

@@ -50,6 +50,14 @@ class ResolvedStep(NamedTuple):
     """(K, n) bool, the leaf `action_mask` of the last observations; None if the space has no such leaf."""
 
 
+NO_FINAL_OBS = (
+    "expected info['final_obs'] from a vector environment in SAME_STEP mode after the end of an episode, got none")
+UNEXPECTED_FINAL_OBS = (
+    "expected no info['final_obs'] from a vector environment in NEXT_STEP mode, which is assumed where none is stated; "
+    "if it resets environments in the step that ends their episode, set metadata = {'autoreset_mode': "
+    "AutoresetMode.SAME_STEP} in its class")
+
+
 class Autoreset(ABC):
     """The base class of the adapters for autoreset modes."""
 
@@ -77,9 +85,7 @@ class SameStep(Autoreset):
     @override
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         if "final_obs" not in info:
-            raise EnvError(
-                "expected info['final_obs'] from a vector environment in SAME_STEP mode after the end of an episode, "
-                f"got none; info has {sorted(info)}")
+            raise EnvError(f"{NO_FINAL_OBS}; info has {sorted(info)}")
         index = done.nonzero()[0]
         final = info["final_obs"]
         # Gymnasium returns an object array with None where no episode ended. ALE returns a whole batch, in which only
@@ -105,10 +111,7 @@ class NextStep(Autoreset):
     @override
     def resolve(self, done: np.ndarray, observations: Observation, info: Info) -> ResolvedStep:
         if "final_obs" in info:
-            raise EnvError(
-                "expected no info['final_obs'] from a vector environment in NEXT_STEP mode, which is assumed where "
-                "none is stated; if it resets environments in the step that ends their episode, set "
-                "metadata = {'autoreset_mode': AutoresetMode.SAME_STEP} in its class")
+            raise EnvError(UNEXPECTED_FINAL_OBS)
         first = self._previous_done
         self._previous_done = done
         self.pending = bool(np.count_nonzero(done))

@@ -97,7 +97,8 @@ class RolloutBuilder:
         return num_steps
 
     def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
-              elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int) -> Rollout:
+              elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int,
+              log: Callable[[Sequence[Episode]], None] | None = None) -> Rollout:
         """Take the steps out of the storage, count them, and return them as a rollout; call within `torch.no_grad()`.
 
         Args:
@@ -109,25 +110,24 @@ class RolloutBuilder:
                 has not timed so far are added to its part "store". None: `watch` has timed all seconds.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
+            log: Function that receives the episodes of steps on a device, which are read here; see `TensorVecEnv.log`.
 
         Raises:
             NonFiniteDataError: An observation or a reward is not finite.
         """
         data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
-        host = data.host
+        host, num_env_steps, num_steps, size = data.host, data.num_valid(), data.num_steps, data.size
+        self.collected_steps += num_env_steps
         if host is not None:
             episodes = host.episodes
-            if not host.is_finite:
-                data = data.to_numpy()
-        num_env_steps, num_steps, size = data.num_valid(), data.num_steps, data.size
-        self.collected_steps += num_env_steps
+            if log is not None:
+                log(episodes)
         moments: dict[str, Moments] = {}
         if num_env_steps:
-            for policy, part in data.parts.items():
+            parts = data.parts if host is None else {} if host.is_finite else data.to_numpy().parts
+            for policy, part in parts.items():
                 what = f"{self._where}, policy {policy!r}" if policy else self._where
                 name_of = functools.partial(self.row_name, policy)
-                if host is not None and host.is_finite:
-                    break
                 check_finite({**part.obs, "reward": part.reward}, what, name_of=name_of)
                 if part.final_index.shape[0]:
                     check_finite(part.final_obs, f"{what}, last observations of episodes", 0,
@@ -347,13 +347,11 @@ class CWorker(Worker):
         version = self.version
         with torch.no_grad(), self.acting_stream():
             episodes, preempted = self._fill_storage(watch, num_steps)
-            rollout = self._builder.build(
+            return self._builder.build(
                 version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
                 traffic={WEIGHTS: self.take_weights_traffic()},
-                envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
-        if isinstance(self.envs, TensorVecEnv):
-            self.envs.log(rollout.header.episodes)
-        return rollout
+                envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0),
+                log=self.envs.log if isinstance(self.envs, TensorVecEnv) else None)
 
     def _fill_storage(self, watch: Stopwatch, num_steps: int | None) -> tuple[list[Episode], bool]:
         """Step the environments until the rollout has the requested length, or is preempted or interrupted.

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.data import Episode, Obs, TensorStep
 from pytorchrl.agent.env.aliases import MASK_LEAF, Observation
+from pytorchrl.agent.env.autoreset import NO_FINAL_OBS, UNEXPECTED_FINAL_OBS
 from pytorchrl.agent.env.backends import reset_vector
 from pytorchrl.agent.env.spaces import LeafReading, part_at
 from pytorchrl.agent.env.statistics import APPROXIMATED
@@ -77,14 +78,14 @@ class TensorVecEnv(VecEnv):
     step; the values are checked once a rollout, when the host reads it.
     """
 
-
     def __init__(self, options: VecEnv.Options, **place: object) -> None:
         super().__init__(options, **place)  # type: ignore[arg-type] # the arguments of `VecEnv`
         assert isinstance(self.vector, HostVector)
         self._tensors = self.vector.env
-        self._is_exact = options.truncation == "exact"
+        self._unknown_end: str | None = NO_FINAL_OBS
         if isinstance(self._tensors, ObjectVector):
             self._tensors.stays_on_device = True
+            self._unknown_end = UNKNOWN_END if options.truncation == "exact" else None
         self.device = self.vector.find_device()
         self._dtypes = {leaf.name: _torch_dtype(self.observation_space[leaf.name].dtype)
                         for leaf in self._reader.readings}
@@ -140,12 +141,15 @@ class TensorVecEnv(VecEnv):
         self._check("terminated", terminated, "b")
         self._check("truncated", truncated, "b")
         obs = self._leaves("step", observations)
-        done = terminated | truncated
+        done, given = terminated | truncated, final_observations(info)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             valid, first = self._every, done
-            given, approximated = final_observations(info), info.get(APPROXIMATED, self._none_ended)
+            # Without last observations, no episode may have ended; `log` finds out.
+            approximated = done if given is None else info.get(APPROXIMATED, self._none_ended)
             final_obs = {} if given is None else self._leaves("step, last observations", given)
         else:
+            if given is not None:
+                raise EnvError(f"{self._where}, step: {UNEXPECTED_FINAL_OBS}")
             valid, first, final_obs, approximated = ~self._was_done, self._was_done, {}, self._none_ended
             done = done & valid
             self._was_done = done
@@ -163,11 +167,11 @@ class TensorVecEnv(VecEnv):
         """Write finished episodes to the monitor file, if there is one; the host reads them once a rollout.
 
         Raises:
-            EnvError: The last observation of an episode is unknown, and `truncation` is "exact".
+            EnvError: The last observation of an episode is unknown, and not approximated by an option.
         """
         episodes = list(episodes)
-        if self._is_exact and any(episode.is_approximated for episode in episodes):
-            raise EnvError(f"{self._where}: {UNKNOWN_END}")
+        if self._unknown_end is not None and any(episode.is_approximated for episode in episodes):
+            raise EnvError(f"{self._where}: {self._unknown_end}")
         self._statistics.write(episodes)
 
     def _no_accounts(self) -> tuple[Tensor, Tensor]:
