@@ -50,8 +50,8 @@ class Collectors:
 @pytest.mark.parametrize("copy", [False, True])
 def test_rollouts_are_equal(copy):
     """Check rollouts of full length and shorter ones, which begin where the previous one ended."""
-    both = Collectors()
-    for number, count in enumerate((SIZE, 4, SIZE)):
+    both, numbers = Collectors(), []
+    for count in (SIZE, 4, SIZE):
         episodes = both.fill(count)
         ours, theirs = (rows.take(copy) for rows in both.rows)
         order = np.lexsort(theirs.final_index.numpy().T[::-1])
@@ -65,12 +65,17 @@ def test_rollouts_are_equal(copy):
             assert torch.equal(leaf, theirs.final_obs[name][torch.from_numpy(order)])
         host = theirs.host
         assert host.is_finite
-        assert host.continues is (number > 0)
+        numbers.append(host.number)
         assert [(e.env_return, e.length, e.env_index, e.terminated) for e in host.episodes] == pytest.approx(
             [(e.env_return, e.length, e.env_index, e.terminated) for e in episodes])
         for name in ("done", "action", "reward", "terminated", "truncated", "valid", "final_index"):
             assert np.array_equal(getattr(host, name), getattr(theirs, name).numpy()), name
         assert theirs.num_valid() == ours.num_valid()
+    assert np.diff(numbers).tolist() == [1, 1]
+    for rows, envs in zip(both.rows, both.envs, strict=True):
+        rows.start(*envs.reset())
+    both.fill(2)
+    assert both.rows[1].take(copy).host.number > numbers[-1] + 1  # it does not continue the previous rollout
 
 
 @pytest.mark.parametrize("place", ["obs", "reward", "final_obs"])
