@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import cloudpickle
 import gymnasium as gym
@@ -53,9 +52,6 @@ from pytorchrl.agent.env.spaces import leaf_paths, part_at
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, FactorySerializationError, PyTorchRLError
 from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import Forwarded
-
-if TYPE_CHECKING:
-    import torch
 
 VectorMaker = Callable[..., AnyVectorEnv]
 
@@ -147,10 +143,10 @@ def is_native(envs: AnyVectorEnv) -> bool:
     return not isinstance(envs, (InProcessVectorEnv, ProcessesVectorEnv))
 
 
-def device_of(envs: AnyVectorEnv) -> torch.device | None:
+def device_of(envs: AnyVectorEnv) -> str | None:
     """Return the device of the tensors of a vector environment; None for the CPU, and if it has no tensors."""
-    device: torch.device | None = envs.find_device() if hasattr(envs, "find_device") else None
-    return None if device is None or device.type == "cpu" else device
+    device = str(envs.find_device()) if hasattr(envs, "find_device") else "None"
+    return None if device in ("None", "cpu") else device
 
 
 def close_vector(envs: AnyVectorEnv, failed: bool, where: str) -> None:

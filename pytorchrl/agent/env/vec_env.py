@@ -61,7 +61,6 @@ from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
-    import torch
     from typing_extensions import Self
 
 logger = get_logger(__name__)
@@ -523,8 +522,8 @@ class EnvFactory(Factory[VecEnv]):
     """Specification of an id that a script may have registered, for workers whose process has not registered it."""
     has_own_size: bool = False
     """Whether `env_fn` determines the number of environments, so that `vec_env_size` cannot be chosen."""
-    device: torch.device | None = field(default=None, compare=False)
-    """Device of the environments' tensors; None for the CPU, and for environments without tensors."""
+    device: str | None = field(default=None, compare=False)
+    """Device of the environments' tensors, such as "cuda:0"; None for the CPU, and without tensors."""
     autoreset_mode: AutoresetMode | None = field(default=None, compare=False)
     """The autoreset mode of the vector environment; None if it is unknown."""
 

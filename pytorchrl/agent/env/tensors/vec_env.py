@@ -50,7 +50,7 @@ def class_for(envs: EnvFactory, device: torch.device | None) -> type[VecEnv] | N
 def reason_for_host(envs: EnvFactory, device: torch.device | None) -> str | None:
     """Return why the results of environments on a device must be copied to the host; None if they need not be."""
     options = envs.options
-    if device is None or device != envs.device:
+    if device is None or str(device) != envs.device:
         return f"the actor uses {'arrays' if device is None else device}"
     raw = envs.raw_spaces
     if envs.cls is not VecEnv:
