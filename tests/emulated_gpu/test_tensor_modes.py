@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 
 import pytest
 import torch
 
-from pytorchrl import Scheme, VecEnv
+from pytorchrl import Scheme, VecEnv, train
 from pytorchrl.agent.env.tensors import vec_env
 from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
-from pytorchrl.errors import EnvError
+from pytorchrl.errors import CheckpointError, EnvError
 from pytorchrl.training.composition import compose
 from tests.emulated_gpu.tensor_vector import TensorVector
 from tests.emulated_gpu.test_tensor_envs import REPLAY, assert_equal, collector_of, stepped, weights_of
@@ -122,3 +123,53 @@ def test_last_observations_in_the_wrong_mode_are_refused(schemes):
     with pytest.raises(EnvError, match="expected no info"):
         stepped(scheme, 1)
     scheme.stop()
+
+
+class AnyDevice(TensorVector):
+    """Is on the device that the environment variable names."""
+
+    def __init__(self, num_envs, kind):
+        super().__init__(num_envs, device=os.environ[PLACE], kind=kind, is_discrete=True)
+
+
+PLACE = "TENSOR_VECTOR_DEVICE"
+
+
+@pytest.mark.parametrize("kind", ["vector", "nested", "stack"])
+@pytest.mark.parametrize(("before", "after"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
+def test_replay_moves_to_another_device(before, after, kind, monkeypatch):
+    """Stacks in host memory are stored frame by frame, which a ring on a device cannot continue."""
+    def scheme_on(device):
+        monkeypatch.setenv(PLACE, device)
+        agent, settings, _ = compose("dqn", functools.partial(AnyDevice, kind=kind), {
+            "num_envs": 4, "target_steps": 10_000, "device": device, "runtime": "simulated", **DQN[1]})
+        return Scheme(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+                      **settings, seed=1)
+    scheme = stepped(scheme_on(before), 4)
+    checkpoint = scheme.checkpoint()
+    scheme.stop()
+    resumed = scheme_on(after)
+    resumed.resume(checkpoint)
+    if kind == "stack" and before == "cpu":
+        with pytest.raises(CheckpointError, match="resume with environments on the CPU"):
+            stepped(resumed, 8)
+    else:
+        collected = collector_of(stepped(resumed, 8)).storage.sample(32)
+        assert {leaf.device.type for leaf in collected.next_obs.values()} == {torch.device(after).type}
+    resumed.stop()
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_files_equal_those_of_copied_steps(mode, tmp_path, monkeypatch, caplog):
+    """Evaluations, which copy, do not warn; their environments are on the device too."""
+    rows = []
+    for name in ("direct", "copied"):
+        if rows:
+            assert "to the host" not in caplog.text
+            monkeypatch.setattr(vec_env, "reason_for_host", lambda *envs: "this test wants it")
+        train("ppo", functools.partial(TensorVector, mode=mode), num_envs=4, device="cuda:0", target_steps=160, seed=1,
+              log_dir=tmp_path / name, eval_every=80, eval_episodes=2, progress=False, **PPO[1])
+        text = (tmp_path / name / "monitor_train_GWorker_0_CWorker_0.csv").read_text().splitlines()[1:]
+        rows.append([[part for place, part in enumerate(line.split(",")) if place != 2] for line in text])
+    assert rows[0] == rows[1]
+    assert len(rows[0]) > 20

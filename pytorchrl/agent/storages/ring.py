@@ -350,10 +350,18 @@ class Ring:
                       for source, head in self._heads.items()]}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore a state from `state_dict()`; raise `ConfigError` if the saved ring had another capacity."""
+        """Restore a state from `state_dict()`.
+
+        Raises:
+            ConfigError: The saved ring had another capacity, or stacks of frames, which are never stored on a device.
+        """
         if state["capacity"] != self.capacity:
             raise ConfigError(f"a replay of size {self.capacity} cannot load the state of one with size "
                               f"{state['capacity']}; use the same size, or start a new run")
+        if self.device is not None and any(num_frames > 1 for *_, num_frames in state["layout"].values()):
+            raise ConfigError(
+                "the saved replay stores each frame of a stack once, on the host, but the environments are on "
+                f"{self.device}; resume with environments on the CPU, or start a new run")
         self.first, self.total, self.num_drawable = (
             saved_int(state[name]) for name in ("first", "total", "num_drawable"))
         self.counters = {name: saved_int(state["counters"][name]) for name in self.counters}
