@@ -239,8 +239,8 @@ class HostRows:
     truncated: np.ndarray
     valid: np.ndarray
     final_index: np.ndarray
-    is_finite: bool
-    """Whether all observations, last observations and rewards are finite."""
+    is_sound: bool
+    """Whether all observations, last observations and rewards are finite, and all categories are in their spaces."""
     number: int
     """Number of the collector's rollout: the one that continues it has the next number, and a reset skips a number."""
     episodes: list[Episode]

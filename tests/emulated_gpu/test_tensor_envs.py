@@ -168,7 +168,7 @@ def rollout_on(device, rng, *, next_step):
         reward=tensors["reward"], terminated=flags(terminated), truncated=flags(ended & ~terminated),
         valid=flags(valid), final_index=flags(index), final_obs={}, other={"logp": tensors["logp"]},
         host=None if device == "cpu" else HostRows(
-            *[np.zeros(0)] * 5, valid=valid, final_index=index, is_finite=True, number=1, episodes=[]))
+            *[np.zeros(0)] * 5, valid=valid, final_index=index, is_sound=True, number=1, episodes=[]))
 
 
 @pytest.mark.parametrize("next_step", [False, True])

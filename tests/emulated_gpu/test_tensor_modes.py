@@ -173,3 +173,27 @@ def test_files_equal_those_of_copied_steps(mode, tmp_path, monkeypatch, caplog):
         rows.append([[part for place, part in enumerate(line.split(",")) if place != 2] for line in text])
     assert rows[0] == rows[1]
     assert len(rows[0]) > 20
+
+
+class WrongCategory(TensorVector):
+    """Returns a category outside its space in the step `wrong`, which may be the last step of an episode."""
+
+    def __init__(self, num_envs, wrong, **options):
+        super().__init__(num_envs, kind="nested", **options)
+        self.wrong = wrong
+
+    def _obs(self):
+        obs = super()._obs()
+        return {**obs, "time": torch.where(self.time == self.wrong, 25, obs["time"])}
+
+
+@pytest.mark.parametrize(("mode", "wrong", "row"), [
+    ("NEXT_STEP", 2, "env"), ("SAME_STEP", 2, "env"), ("SAME_STEP", 5, "last observation")])
+def test_categories_outside_their_space_are_named(mode, wrong, row):
+    agent, settings, _ = compose("ppo", functools.partial(WrongCategory, wrong=wrong, mode=mode), {
+        "num_envs": 4, "num_steps": 8, "target_steps": 10_000, "device": "cuda:0"})
+    scheme = Scheme(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+                    **settings, seed=1)
+    with pytest.raises(EnvError, match=rf"{row} \d: observation leaf 'time' has the value 25, which is not in Disc"):
+        stepped(scheme, 1)
+    scheme.stop()

@@ -27,6 +27,13 @@ _EVERY = 100
 _FEW = 32
 
 
+def num_categories(space: AnySpace) -> np.ndarray | int:
+    """Return the number of categories of a leaf that is no Box, or of each of its values; flags are 0 or 1."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return np.asarray(space.nvec, np.uint64) if isinstance(space, spaces.MultiDiscrete) else 2
+
+
 class ValueCheck:
     """Checks the values of observations that are already in the form that actors receive.
 
@@ -49,12 +56,7 @@ class ValueCheck:
                 if not _covers(low, high):
                     self._boxes[leaf] = low, high
             else:
-                number: np.ndarray | int = 2  # a flag is 0 or 1
-                if isinstance(space, spaces.Discrete):
-                    number = int(space.n)
-                elif isinstance(space, spaces.MultiDiscrete):
-                    number = np.asarray(space.nvec, np.uint64)
-                self._categories.append((leaf, _unsigned(space.dtype), number))
+                self._categories.append((leaf, _unsigned(space.dtype), num_categories(space)))
         self._boxes_due = 1
         self.due = self._next()
         """Number of the next step that must be checked; infinite if no step needs a check."""

@@ -157,7 +157,8 @@ class Storage(Part, Updatable, ABC):
 
     def stay_on_device(self) -> None:
         """Fill the rows with tensors of the actor's device: arguments and results of the methods above are tensors."""
-        rows = TensorRows(self.rollout_size, self.actor.initial_states(self.num_envs))
+        rows = TensorRows(
+            self.rollout_size, self.actor.initial_states(self.num_envs), self.actor.options.observation_space)
         self._rollout_rows = cast("RolloutRows", rows)  # it has the same methods
 
     # Learner

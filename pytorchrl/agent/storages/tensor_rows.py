@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Episode, HostRows, Obs, RolloutData, TensorActing, TensorStep
+from pytorchrl.agent.env.aliases import AnySpace
+from pytorchrl.agent.env.values import num_categories
 from pytorchrl.agent.transfers import on_device, on_host
 from pytorchrl.errors import CallOrderError
 
@@ -25,10 +29,12 @@ class TensorRows:
     Args:
         size: T, steps per environment.
         rhs: The initial memory (E, H) of each network, by name of the network.
+        spaces: The space of each leaf of the observations.
     """
 
-    def __init__(self, size: int, rhs: Obs) -> None:
-        self.size, self._initial_rhs = size, rhs
+    def __init__(self, size: int, rhs: Obs, spaces: Mapping[str, AnySpace]) -> None:
+        self.size, self._initial_rhs, self._spaces = size, rhs, spaces
+        self._categories: Obs = {}  # the numbers of categories of those leaves that have categories
         self._columns: dict[str, Tensor] = {}  # the columns of transitions, (T, E, ...)
         self._obs: Obs = {}
         self._final_obs: Obs = {}
@@ -49,6 +55,9 @@ class TensorRows:
             first = next(iter(obs.values()))
             self._device, num_envs, rows = first.device, len(first), self.size + 1
             self._obs = {name: leaf.new_zeros(rows, *leaf.shape) for name, leaf in obs.items()}
+            self._categories = {
+                name: torch.from_numpy(np.asarray(num_categories(space), np.int64)).to(self._device)
+                for name, space in self._spaces.items() if not isinstance(space, gym.spaces.Box)}
             self._done = torch.zeros(rows, num_envs, dtype=torch.bool, device=self._device)
             self._rhs = {name: state.new_zeros(rows, *state.shape) for name, state in self._initial_rhs.items()}
         for name, leaf in obs.items():
@@ -126,10 +135,11 @@ class TensorRows:
         names = ("action", "reward", "terminated", "truncated", "valid", "ended", "episode_return", "episode_length",
                  "approximated")
         ended = column["ended"]
-        finite = [_are_finite(leaf) for leaf in (*obs.values(), column["reward"])]
-        finite += [_are_finite(leaf, ended) for leaf in final_obs.values()]
-        tensors = on_host(*(column[name] for name in names), self._done[:len(ended) + 1], torch.stack(finite).all())
-        *arrays, done, is_finite = [tensor.numpy() for tensor in tensors]
+        sound = [column["reward"].isfinite().all()]
+        sound += [_are_sound(leaf, self._categories.get(name)) for name, leaf in obs.items()]
+        sound += [_are_sound(leaf, self._categories.get(name), ended) for name, leaf in final_obs.items()]
+        tensors = on_host(*(column[name] for name in names), self._done[:len(ended) + 1], torch.stack(sound).all())
+        *arrays, done, is_sound = [tensor.numpy() for tensor in tensors]
         read = dict(zip(names, arrays, strict=True))
         index = np.argwhere(read["ended"])
         seconds = time.monotonic() - self._start
@@ -140,7 +150,7 @@ class TensorRows:
         return HostRows(
             done=done, action=read["action"], reward=read["reward"], terminated=read["terminated"],
             truncated=read["truncated"], valid=read["valid"],
-            final_index=index if final_obs else index[:0], is_finite=bool(is_finite), number=self._number,
+            final_index=index if final_obs else index[:0], is_sound=bool(is_sound), number=self._number,
             episodes=episodes)
 
     def _begin_next(self) -> None:
@@ -150,9 +160,11 @@ class TensorRows:
             rows[0] = rows[last]
 
 
-def _are_finite(leaf: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Return whether all values of a leaf, or of its `rows` (T, E), are finite, as a tensor ()."""
-    if not leaf.is_floating_point():
-        return torch.ones((), dtype=torch.bool, device=leaf.device)
-    finite = leaf.isfinite()
-    return finite.all() if rows is None else (finite | ~rows.view(*rows.shape, *[1] * (leaf.dim() - 2))).all()
+def _are_sound(leaf: Tensor, categories: Tensor | None, rows: Tensor | None = None) -> Tensor:
+    """Return whether all values of a leaf, or of its `rows` (T, E), are finite or in their space, as a tensor ()."""
+    if categories is not None:
+        values = leaf.long()
+        sound = (values >= 0) & (values < categories)
+    else:
+        sound = leaf.isfinite()
+    return sound.all() if rows is None else (sound | ~rows.view(*rows.shape, *[1] * (leaf.dim() - 2))).all()

@@ -98,7 +98,7 @@ class RolloutBuilder:
 
     def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
               elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int,
-              log: Callable[[Sequence[Episode]], None] | None = None) -> Rollout:
+              tensor_envs: TensorVecEnv | None = None) -> Rollout:
         """Take the steps out of the storage, count them, and return them as a rollout; call within `torch.no_grad()`.
 
         Args:
@@ -110,21 +110,22 @@ class RolloutBuilder:
                 has not timed so far are added to its part "store". None: `watch` has timed all seconds.
             traffic: Traffic of the messages that the worker has received since its previous rollout.
             envs_restarted: Number of environments that this incarnation of the worker has replaced so far.
-            log: Function that receives the episodes of steps on a device, which are read here; see `TensorVecEnv.log`.
+            tensor_envs: The environments, if their steps are on a device, and are read here.
 
         Raises:
             NonFiniteDataError: An observation or a reward is not finite.
+            EnvError: A rollout on a device is wrong in another way; see `TensorVecEnv`.
         """
         data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
         host, num_env_steps, num_steps, size = data.host, data.num_valid(), data.num_steps, data.size
         self.collected_steps += num_env_steps
         if host is not None:
             episodes = host.episodes
-            if log is not None:
-                log(episodes)
+            if tensor_envs is not None:
+                tensor_envs.log(episodes)
         moments: dict[str, Moments] = {}
         if num_env_steps:
-            parts = data.parts if host is None else {} if host.is_finite else data.to_numpy().parts
+            parts = data.parts if host is None else {} if host.is_sound else data.to_numpy().parts
             for policy, part in parts.items():
                 what = f"{self._where}, policy {policy!r}" if policy else self._where
                 name_of = functools.partial(self.row_name, policy)
@@ -132,6 +133,8 @@ class RolloutBuilder:
                 if part.final_index.shape[0]:
                     check_finite(part.final_obs, f"{what}, last observations of episodes", 0,
                                  functools.partial(_ended_row, name_of, part.final_index))
+                if tensor_envs is not None:
+                    tensor_envs.check_rollout(part.obs, part.final_obs)
             with watch.part("inference"):
                 self._algo.finish_rollout(data)
                 if self._finds_errors:
@@ -351,7 +354,7 @@ class CWorker(Worker):
                 version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
                 traffic={WEIGHTS: self.take_weights_traffic()},
                 envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0),
-                log=self.envs.log if isinstance(self.envs, TensorVecEnv) else None)
+                tensor_envs=self.envs if isinstance(self.envs, TensorVecEnv) else None)
 
     def _fill_storage(self, watch: Stopwatch, num_steps: int | None) -> tuple[list[Episode], bool]:
         """Step the environments until the rollout has the requested length, or is preempted or interrupted.

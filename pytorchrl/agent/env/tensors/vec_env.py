@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 from typing_extensions import override
 
-from pytorchrl.agent.data import Episode, Obs, TensorStep
+from pytorchrl.agent.data import Arrays, Episode, Obs, TensorStep
 from pytorchrl.agent.env.aliases import MASK_LEAF, Observation
 from pytorchrl.agent.env.autoreset import NO_FINAL_OBS, UNEXPECTED_FINAL_OBS
 from pytorchrl.agent.env.backends import reset_vector
@@ -173,6 +173,17 @@ class TensorVecEnv(VecEnv):
         if self._unknown_end is not None and any(episode.is_approximated for episode in episodes):
             raise EnvError(f"{self._where}: {self._unknown_end}")
         self._statistics.write(episodes)
+
+    def check_rollout(self, obs: Arrays, final_obs: Arrays) -> None:
+        """Check the categories of a rollout: observations, leaf -> (T + 1, E, ...), and last ones, leaf -> (K, ...).
+
+        Raises:
+            EnvError: A category is outside its space.
+        """
+        for t in range(len(next(iter(obs.values())))):
+            self._check_values({name: leaf[t] for name, leaf in obs.items()})
+        if final_obs and (problem := self._values.problem(final_obs, "last observation {}".format)):
+            raise EnvError(f"{self._where}, {problem}")
 
     def _no_accounts(self) -> tuple[Tensor, Tensor]:
         """Return returns and lengths of 0."""
