@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ TensorObservation = Tensor | dict[str, Tensor]
 """The observations of N environments, (N, ...)."""
 Extras = dict[str, TensorObservation]
 """Further results of a step."""
+_StepResult = tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]
 
 
 class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
@@ -61,8 +63,7 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         self.device = self.generator.device
         self.state = self.start(self._draw())
         self._num_steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        transition = self.transition
-        self._transition = torch.compile(transition, fullgraph=True, dynamic=False) if compiled else transition
+        self._transition = self._compiled() if compiled else self.transition
 
     @abstractmethod
     def start(self, draws: Tensor) -> Tensor:
@@ -89,12 +90,12 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         return self.observe(state), {}
 
     @override
-    def step(self, actions: Tensor) -> tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]:
+    def step(self, actions: Tensor) -> _StepResult:
         """Step all environments; those whose episode ends return the first observation of the next episode."""
         return self._transition(actions, self._draw())
 
     @torch.no_grad()
-    def transition(self, actions: Tensor, draws: Tensor) -> tuple[TensorObservation, Tensor, Tensor, Tensor, Extras]:
+    def transition(self, actions: Tensor, draws: Tensor) -> _StepResult:
         """Step all environments like `step`, given the random numbers from which new episodes start."""
         state, reward, terminated = self.dynamics(self.state, actions)
         self._num_steps += 1
@@ -106,6 +107,15 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         self.state.copy_(state)
         self._num_steps.masked_fill_(ended, 0)
         return self.observe(state), reward, terminated, truncated, {"final_obs": final_obs}
+
+    def _compiled(self) -> Callable[..., _StepResult]:
+        """Return `transition`, compiled at its first call."""
+        def transition(actions: Tensor, draws: Tensor) -> _StepResult:
+            return self.transition(actions, draws)
+        # torch keeps only a few graphs for each code object, which all environments of a process would share.
+        transition.__code__ = transition.__code__.replace()
+        compiled: Callable[..., _StepResult] = torch.compile(transition, fullgraph=True, dynamic=False)
+        return compiled
 
     def _draw(self) -> Tensor:
         return torch.rand(self.num_envs, self.num_draws, generator=self.generator, device=self.device)

@@ -24,7 +24,7 @@ class Collectors:
         factory = VecEnv.create_factory(lambda num_envs: TensorTask(num_envs, "cpu"), vec_env_size=NUM_ENVS)
         self.envs = factory(seed=3), factory(seed=3, kind=TensorVecEnv)
         memory = {"policy": torch.ones(NUM_ENVS, 2)}
-        self.rows = RolloutRows(SIZE, NUM_ENVS, memory), TensorRows(SIZE, memory)
+        self.rows = RolloutRows(SIZE, NUM_ENVS, memory), TensorRows(SIZE, memory, factory.observation_space)
         self.rng = np.random.default_rng(0)
         for rows, envs in zip(self.rows, self.envs, strict=True):
             rows.start(*envs.reset())
@@ -64,7 +64,7 @@ def test_rollouts_are_equal(copy):
         for name, leaf in ours.final_obs.items():
             assert torch.equal(leaf, theirs.final_obs[name][torch.from_numpy(order)])
         host = theirs.host
-        assert host.is_finite
+        assert host.is_sound
         numbers.append(host.number)
         assert [(e.env_return, e.length, e.env_index, e.terminated) for e in host.episodes] == pytest.approx(
             [(e.env_return, e.length, e.env_index, e.terminated) for e in episodes])
@@ -91,14 +91,14 @@ def test_values_that_are_not_finite_are_noticed(place):
     else:
         rows._final_obs["point"][tuple(index)] = torch.nan
     rows._taken = False
-    assert not rows.take(copy=True).host.is_finite
+    assert not rows.take(copy=True).host.is_sound
     if place == "final_obs":  # where no episode ended, nobody uses the last observation
         ended = rows._columns["ended"].nonzero().tolist()
         other = next([t, e] for t in range(SIZE) for e in range(NUM_ENVS) if [t, e] not in ended)
         rows._final_obs["point"][tuple(index)] = 0.0
         rows._final_obs["point"][tuple(other)] = torch.nan
         rows._taken = False
-        assert rows.take(copy=True).host.is_finite
+        assert rows.take(copy=True).host.is_sound
 
 
 def test_the_order_of_calls_is_checked():
