@@ -346,6 +346,7 @@ ELSEWHERE = {
 }
 # A part of a text -> why no test executes its remedy.
 NOT_EXECUTED = {
+    "stores each frame of a stack once, on the host": "needs a GPU",
     **dict.fromkeys((
         "or give a callable that returns a module", "and write them as a data set", "or install its package"),
         "is a part of a text, or none of an error"),
