@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv, class_for
 from pytorchrl.agent.storages.returns import gae, vtrace
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.training.composition import compose
+from tests.emulated_gpu.streams import NAME
 from tests.emulated_gpu.tensor_task import TensorTask
 from tests.emulated_gpu.waits import Waits
 from tests.unit.scheme.conftest import PATTERNS, check_ledger
@@ -272,6 +275,21 @@ def test_all_patterns_count_every_step(schemes, pattern, name, runtime):
     devices = {"grad_device": "cuda:0"} if pattern["num_grad_workers"] > 1 else {}
     devices |= {"col_device": "cuda:0"} if has_actors else {}
     scheme = stepped(schemes(name, **pattern, **devices, runtime=runtime), 6)
+    scheme.stop()
+    check_ledger(scheme)
+    assert all(tensor.isfinite().all() for tensor in weights_of(scheme).values())
+
+
+@pytest.mark.parametrize("name", ["ppo discrete", "dqn"])
+def test_no_step_is_lost_with_a_killed_process(schemes, monkeypatch, name):
+    if torch.cuda.get_device_name(0) == NAME:  # the processes of workers need the same devices
+        folders = [str(Path(__file__).with_name("child")), os.environ.get("PYTHONPATH")]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    scheme = schemes(name, runtime="processes", num_col_workers=2, col_device="cuda:0", on_worker_failure="restart",
+                     faults="kill col.1 @ step 12")
+    while scheme.version < 4 or not scheme.metrics()["workers_restarted"]:
+        scheme.step()
+        check_ledger(scheme)
     scheme.stop()
     check_ledger(scheme)
     assert all(tensor.isfinite().all() for tensor in weights_of(scheme).values())

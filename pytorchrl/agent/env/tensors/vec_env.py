@@ -138,6 +138,7 @@ class TensorVecEnv(VecEnv):
             self._fail("step", failure)
         self._num_steps += 1
         self._check("reward", reward, "f")
+        reward = reward.float()
         self._check("terminated", terminated, "b")
         self._check("truncated", truncated, "b")
         obs = self._leaves("step", observations)
@@ -156,7 +157,7 @@ class TensorVecEnv(VecEnv):
         self._returns = self._returns + torch.where(valid, reward, 0.0).double()
         self._lengths = self._lengths + valid
         step = TensorStep(
-            obs, (reward if self._of_reward is None else self._of_reward(reward)).float(), terminated,
+            obs, reward if self._of_reward is None else self._of_reward(reward), terminated,
             truncated & ~terminated, valid, first, final_obs, done, self._returns, self._lengths,
             approximated)
         self._returns = torch.where(done, 0.0, self._returns)
