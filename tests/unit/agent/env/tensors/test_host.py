@@ -10,6 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from pytorchrl import VecEnv
 from pytorchrl.agent.env.tensors.host import HostVector
+from pytorchrl.agent.env.tensors.vec_env import class_for
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import EnvError
 from tests.unit.agent.env.tensors import stand_ins
@@ -104,14 +105,16 @@ def test_tensors_of_a_gpu_are_copied_and_this_is_said(caplog):
             assert actions.device.type == "cuda"
             return super().advance(actions.cpu())
 
-    env = VecEnv.create_factory(OnGpu, vec_env_size=4)(seed=1)
+    factory = VecEnv.create_factory(OnGpu, vec_env_size=4)
+    assert class_for(factory, torch.device("cpu")) is None
+    assert "copied from cuda:0 to the host in every step, because the actor uses cpu" in caplog.text
+    env = factory(seed=1)
     expected = VecEnv.create_factory(stand_ins.FiveResults, vec_env_size=4)(seed=1)
     assert np.array_equal(env.reset()[0]["obs"], expected.reset()[0]["obs"])
     for _ in range(10):
         step, other = (envs.step(np.ones(4, np.int64)) for envs in (env, expected))
         assert np.array_equal(step.obs["obs"], other.obs["obs"])
         assert np.array_equal(step.final_obs["obs"], other.final_obs["obs"]) if len(step.final_index) else True
-    assert "are copied from cuda:0 to the host in every step" in caplog.text
 
     class Mixed(OnGpu):
         def step(self, actions):
