@@ -260,19 +260,19 @@ def _modes(modules: Iterable[nn.Module]) -> Hashable:
 
 def _graph_of(function: Callable[P, R], has_memory: bool, device: torch.device, resized: Sequence[Tensor],
               *args: P.args, **kwargs: P.kwargs) -> Callable[P, R]:
-    """Return a function that launches the operations of `function` as one graph; see `_compile_graph`.
+    """Return a function that launches the operations of `function` as one graph; see `compile_graph`.
 
     A compiler would unroll memory, so its code would grow with the length of a sequence. Therefore, the kernels of
     networks with memory are recorded without a compiler, which is possible only on a GPU.
     """
     if not has_memory:
-        return recorded(_compile_graph(function, device, resized, *args, **kwargs), device, is_compiled=True)
+        return recorded(compile_graph(function, device, resized, *args, **kwargs), device, is_compiled=True)
     if device.type != "cuda":
         raise error_of([MEMORY_NEEDS_GPU])
     return recorded(function, device)
 
 
-def _compile_graph(function: Callable[P, R], device: torch.device, resized: Sequence[Tensor], *args: P.args,
+def compile_graph(function: Callable[P, R], device: torch.device, resized: Sequence[Tensor], *args: P.args,
                    **kwargs: P.kwargs) -> Callable[P, R]:
     """Compile a function into a single graph for arguments with the same layout as `args`.
 
@@ -344,5 +344,6 @@ def _config_errors() -> Iterator[None]:
         yield
     except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
         raise ConfigError(
-            f"compile=True failed: {error}; install a C++ compiler (g++) if it is missing, or set compile=False",
+            f"compile=True failed: {error}; install a C++ compiler (g++) if it is missing, or set compile=False (of "
+            "environments: compiled=False)",
         ) from error

@@ -12,7 +12,7 @@ import torch
 
 from pytorchrl.agent.actors.extractors import MLP
 from pytorchrl.agent.algorithms import A2C, APPO, PPO, compiled
-from pytorchrl.agent.algorithms.compiled import _compile_graph
+from pytorchrl.agent.algorithms.compiled import compile_graph
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
@@ -46,7 +46,7 @@ def test_compiled_gradient_equals_the_uncompiled_one_for_any_size(build, collect
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_replaced_gradients_are_measured_again(build, collect, made_up_steps, monkeypatch, is_compiled):
     """Check that the norm that came with a gradient is not used for another gradient, or after a change in place."""
-    monkeypatch.setattr("pytorchrl.agent.algorithms.compiled._compile_graph", lambda function, *args: function)
+    monkeypatch.setattr("pytorchrl.agent.algorithms.compiled.compile_graph", lambda function, *args: function)
     parts = build(PPO, compile=is_compiled)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
@@ -125,7 +125,7 @@ def test_a_large_batch_is_differentiated_in_parts(
 def test_a_batch_of_many_whole_parts_has_a_graph_of_fixed_size(build, collect, made_up_steps, monkeypatch):
     """Check which sizes the compiler is told to be variable: with fixed sizes, it may choose faster products."""
     resized = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, device, sizes, *args: resized.append(
+    monkeypatch.setattr(compiled, "compile_graph", lambda function, device, sizes, *args: resized.append(
         len(sizes)) or function)
     parts = build(PPO, compile=True)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
@@ -195,7 +195,7 @@ def test_only_graphs_for_the_cpu_are_compiled_ahead_of_time(monkeypatch, device,
         def aot_compile(self, example):
             return SimpleNamespace(fn=lambda: "ahead of time")
     monkeypatch.setattr(torch, "compile", lambda function, **options: Compiled())
-    assert _compile_graph(lambda: None, torch.device(device), [])() == expected
+    assert compile_graph(lambda: None, torch.device(device), [])() == expected
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
@@ -209,7 +209,7 @@ def test_graphs_are_deterministic_in_every_thread_if_kernels_are(monkeypatch, is
     monkeypatch.setattr(torch, "compile", lambda function, *, options, **others: given.append(options) or function)
     torch.use_deterministic_algorithms(is_enabled)
     try:
-        thread = threading.Thread(target=lambda: _compile_graph(lambda: None, torch.device("meta"), []))
+        thread = threading.Thread(target=lambda: compile_graph(lambda: None, torch.device("meta"), []))
         thread.start()
         thread.join()
     finally:
@@ -264,4 +264,4 @@ def test_the_graph_of_an_actor_with_normalizers_is_called_without_checks(build, 
         for parts in (plain, compiled):  # the graph reads the current moments
             parts.actor.merge_moments(parts.algorithm.moments_of(rollout, {}))
     (_, graph), = compiled.algorithm._compiled._graphs.values()
-    assert "_compile_graph" not in graph.__qualname__  # the name of the function that checks
+    assert "compile_graph" not in graph.__qualname__  # the name of the function that checks

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.compiled
 CASES = {
     "dqn": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}, True),
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, False),
-    # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`_compile_graph`).
+    # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`compile_graph`).
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
     "small sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": ()}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
@@ -60,7 +60,7 @@ def test_compiled_gradients_equal_the_uncompiled_ones(case, counts):
 
 def test_gradients_are_compiled_from_the_first_batch_of_a_size(monkeypatch):
     calls = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: lambda tensors, draws: calls.append(
+    monkeypatch.setattr(compiled, "compile_graph", lambda function, *args: lambda tensors, draws: calls.append(
         [draw.shape for draw in draws]) or function(tensors, draws))
     plain, compiling = (make(SAC, OffPolicyActor, BOX, compile=flag) for flag in (False, True))
     for count in (7, 5, 7, 5):
@@ -76,7 +76,7 @@ def test_gradients_are_compiled_from_the_first_batch_of_a_size(monkeypatch):
 
 
 def test_replaced_gradients_are_measured_again(monkeypatch):
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: function)
+    monkeypatch.setattr(compiled, "compile_graph", lambda function, *args: function)
     algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
     gradients, _ = algorithm.compute_gradients(make_batch(False))
     gradients[0] = gradients[0] * 100
@@ -199,7 +199,7 @@ def test_losses_with_memory_are_compiled_only_on_a_gpu():
 
 def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_modes(monkeypatch):
     graphs = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: graphs.append(0) or function)
+    monkeypatch.setattr(compiled, "compile_graph", lambda function, *args: graphs.append(0) or function)
     algorithm = make(SAC, OffPolicyActor, BOX, compile=True)
     batch = make_batch(False)
     for other, count in ((batch, 1), (batch, 1), (rows(batch, 5), 2), (rows(batch, 5), 2), (batch, 2),
@@ -213,7 +213,7 @@ def test_a_graph_belongs_to_a_size_and_layout_of_the_batch_and_to_the_training_m
 
 def test_graphs_leave_out_groups_that_are_not_due(monkeypatch):
     graphs = []
-    monkeypatch.setattr(compiled, "_compile_graph", lambda function, *args: graphs.append(0) or function)
+    monkeypatch.setattr(compiled, "compile_graph", lambda function, *args: graphs.append(0) or function)
     compiling, plain = (make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, compile=flag)
                         for flag in (True, False))
     compiling.applies_at_once = plain.applies_at_once = True

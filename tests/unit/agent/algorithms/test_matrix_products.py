@@ -83,7 +83,7 @@ def test_the_version_of_torch_and_the_processor_decide(monkeypatch, version, pro
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(matrix_products, "onednn_is_faster", lambda: processor)
     monkeypatch.setattr(torch, "compile", lambda function, *, options, **_: found.append(options) or function)
-    compiled._compile_graph(lambda x: x, torch.device("cpu"), [])
+    compiled.compile_graph(lambda x: x, torch.device("cpu"), [])
     assert [isinstance(options.get("post_grad_custom_post_pass"), matrix_products.LargeProducts)
             for options in found] == [is_replaced] * len(found)
     assert found

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
+
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import pytorchrl as prl
 from pytorchrl import VecEnv
 from pytorchrl.envs.classic import _IN_TORCH
+from pytorchrl.envs.tensors.base import TensorEnv
 from pytorchrl.errors import ConfigError
 from tests.unit.envs.tensors.host_reads import HostReadError, no_host_reads
 
@@ -17,6 +23,22 @@ IDS = [f"pytorchrl/Torch{name}" for name in _IN_TORCH]
 NUM_ENVS = 6
 GPU = pytest.param("cuda:0", marks=[
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")])
+
+
+class Drift(TensorEnv):
+    """A point that drifts with a speed, pushed by the action."""
+
+    single_observation_space = spaces.Box(-9, 9, (1,), np.float32)
+    single_action_space = spaces.Box(-9, 9, (1,), np.float32)
+    num_draws = 1
+    speed = 1.0
+
+    def start(self, draws):
+        return draws
+
+    def dynamics(self, state, actions):
+        state = (state + self.speed + actions.float()).float()
+        return state, state[:, 0], state[:, 0] > 30
 
 
 def build(env_id, num_envs=NUM_ENVS, **options):
@@ -159,15 +181,35 @@ def test_actions_with_gradients_leave_no_graph():
 @pytest.mark.parametrize("env_id", IDS)
 def test_a_step_without_its_random_numbers_compiles_as_a_whole(env_id, monkeypatch):
     compile_whole, made = torch.compile, []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: made.append(options) or compile_whole(
-        function, **options, backend="eager"))
+
+    def compile_eager(function, fullgraph, dynamic, options):
+        made.append((fullgraph, dynamic))
+        graph = compile_whole(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+        return functools.partial(graph)  # without `aot_compile`, because eager kernels cannot be saved
+    monkeypatch.setattr(torch, "compile", compile_eager)
     plain, compiled = (build(env_id, max_episode_steps=5, compiled=is_compiled) for is_compiled in (False, True))
-    assert made == [{"fullgraph": True, "dynamic": False}]
     assert_equal(plain.reset(seed=1), compiled.reset(seed=1))
     draws = torch.Generator().manual_seed(1)
     for _ in range(12):
         actions = actions_for(plain, draws)
         assert_equal(plain.step(actions), compiled.step(actions))
+    assert set(made) == {(True, False)}
+
+
+@pytest.mark.compiled
+def test_compiled_steps_follow_the_layout_of_actions_and_changed_attributes():
+    plain, compiled = (Drift(NUM_ENVS, max_episode_steps=5, compiled=is_compiled) for is_compiled in (False, True))
+    assert_equal(plain.reset(seed=1), compiled.reset(seed=1))
+    actions = torch.arange(2.0 * NUM_ENVS).view(NUM_ENVS, 2)
+    for action in (actions[:, :1], actions[:, :1].contiguous(), actions[:, :1].int(), actions[:, :1].double()):
+        assert_equal(plain.step(action), compiled.step(action))
+    plain.speed = compiled.speed = 3.0
+    assert_equal(plain.step(actions[:, :1]), compiled.step(actions[:, :1]))
+    plain.state, compiled.state = torch.ones(NUM_ENVS, 1), torch.ones(NUM_ENVS, 1)
+    assert_equal(plain.step(actions[:, :1]), compiled.step(actions[:, :1]))
+    copied = pickle.loads(pickle.dumps(compiled))
+    expected = copied.step(actions[:, :1])  # changes nothing in the original
+    assert_equal(compiled.step(actions[:, :1]), expected)
 
 
 @pytest.mark.parametrize("device", [GPU])
