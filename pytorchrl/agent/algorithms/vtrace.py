@@ -35,7 +35,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
             Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
             of the K observations in `rollout.final_obs`; all float32 on the device of the rewards.
         """
-        length = rows_at_once(rollout.obs)
+        length = rows_at_once(rollout.obs, self.device, rollout.done.shape[1])
         if self.actor.is_recurrent:
             length = sequence_length or rollout.num_steps
         logps, values = [], []

@@ -186,13 +186,18 @@ def test_reruns_are_bit_identical_and_another_seed_differs(train, actor):
     assert not torch.equal(runs[0], runs[2])
 
 
-def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_up_steps, monkeypatch):
+@pytest.mark.parametrize(("limit", "value"), [("_CHUNK_BYTES", 5 * 4 * 3), ("_CACHE_ROWS", 5)])
+def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_up_steps, monkeypatch, limit, value):
     parts = build(PPO, actor={**MEMORY, "shared_policy_value_network": True})
     rollout = collect(parts, made_up_steps(4))
     whole = parts.algorithm.compute_values(rollout)
-    monkeypatch.setattr("pytorchrl.agent.algorithms.on_policy._CHUNK_BYTES", 5 * 4 * 3)
+    monkeypatch.setattr(f"pytorchrl.agent.algorithms.on_policy.{limit}", value)
+    sizes, values_of = [], type(parts.algorithm)._values_of
+    monkeypatch.setattr(type(parts.algorithm), "_values_of", lambda algorithm, *args: sizes.append(
+        len(args[2])) or values_of(algorithm, *args))
     for chunked, expected in zip(parts.algorithm.compute_values(rollout), whole, strict=True):
         torch.testing.assert_close(chunked, expected)
+    assert max(sizes) == 5
     # All rows of the stored values except the last row were computed while acting.
     torch.testing.assert_close(rollout.other["value"], whole[0])
 

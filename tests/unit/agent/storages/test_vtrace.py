@@ -238,13 +238,18 @@ def test_evaluation_with_other_weights_unrolls_like_the_loss(actor, sequence_len
         torch.testing.assert_close(mine[valid].flatten().sort().values, expected.flatten().sort().values)
 
 
-def test_large_rollouts_are_evaluated_in_chunks(monkeypatch):
+@pytest.mark.parametrize(("limit", "value"), [("_CHUNK_BYTES", 5 * 4 * 9), ("_CACHE_ROWS", 4)])
+def test_large_rollouts_are_evaluated_in_chunks(monkeypatch, limit, value):
     _, algorithm, storage = parts_of()
     rollout = collect(algorithm, storage)
     whole = algorithm.evaluate_rollout(rollout)
-    monkeypatch.setattr("pytorchrl.agent.algorithms.on_policy._CHUNK_BYTES", 5 * 4 * 9)
+    monkeypatch.setattr(f"pytorchrl.agent.algorithms.on_policy.{limit}", value)
+    lengths, evaluate = [], type(algorithm).evaluate_target
+    monkeypatch.setattr(type(algorithm), "evaluate_target", lambda algorithm, *args: lengths.append(
+        len(args[2])) or evaluate(algorithm, *args))
     for part, expected in zip(algorithm.evaluate_rollout(rollout), whole, strict=True):
         torch.testing.assert_close(part, expected)
+    assert 1 <= max(lengths) < rollout.num_steps
 
 
 @pytest.mark.parametrize("actor", [{}, {"shared_policy_value_network": True}, GRU, LSTM_SHARED], ids=str)
