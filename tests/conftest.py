@@ -91,6 +91,12 @@ def pytest_collection_modifyitems(items):
         for name in ("ray", "compiled"):
             if item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.xdist_group(name))
+        if (marker := item.get_closest_marker("gpu")) is not None:
+            import torch  # only here, because importing it takes seconds
+
+            needed = marker.kwargs.get("count", 1)
+            item.add_marker(pytest.mark.skipif(
+                torch.cuda.device_count() < needed, reason=f"torch sees too few GPUs here; needed: {needed}"))
         if item.get_closest_marker("compiled") is not None:  # whichever of these tests imports the compiler first
             item.add_marker(pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"))
     items.sort(key=place_of)

@@ -55,5 +55,5 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=f"not with a GPU: {marker.args[0]}"))
     if is_impossible is not None:
         for item in items:
-            # "skipif", because the tests have such a marker, which would otherwise give the reason
+            # "skipif", because these tests get such a marker, which would otherwise give the reason
             item.add_marker(pytest.mark.skipif(True, reason=is_impossible), append=False)

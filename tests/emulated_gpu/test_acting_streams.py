@@ -7,8 +7,7 @@ import torch
 
 from pytorchrl import ASYNC, IMPALA, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
-                                                  reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 
 GPU = "cuda:0"
 TWO = {"num_col_workers": 2}

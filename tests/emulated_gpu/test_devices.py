@@ -11,8 +11,7 @@ import torch
 from pytorchrl import A2C, ASYNC, IMPALA, GAEBuffer, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 from tests.emulated_gpu.streams import NAME
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2,
-                                                  reason="torch sees fewer than two GPUs on this machine")]
+pytestmark = pytest.mark.gpu(count=2)
 
 SEEN, GPUS = "TEST_SEEN_DEVICES", {"cuda:0", "cuda:1"}
 RUNTIMES = ["threads", "simulated", "processes"]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-pytestmark = [pytest.mark.gpu,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda:0")
 
@@ -38,7 +37,7 @@ def test_tensors_of_two_devices_do_not_meet():
             operation(torch.ones(2, 2, device=GPU), torch.ones(2, 2))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs on this machine")
+@pytest.mark.gpu(count=2)
 def test_tensors_of_two_gpus_do_not_meet():
     with pytest.raises(RuntimeError, match="two devices"):
         torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")

@@ -26,8 +26,7 @@ from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 
-pytestmark = [pytest.mark.gpu,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 
 GPU = "cuda:0"
 ON_POLICY = {"ppo": (PPO, GAEBuffer, {"num_epochs": 2, "num_mini_batch": 2}), "a2c": (A2C, GAEBuffer, {}),

@@ -11,8 +11,7 @@ import torch
 from pytorchrl import Scheme
 from tests.emulated_gpu.agents import AGENTS, COMPILED, settings_on
 
-pytestmark = [pytest.mark.gpu,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 
 GPU = "cuda:0"
 

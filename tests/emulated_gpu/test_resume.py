@@ -12,8 +12,7 @@ from pytorchrl import Scheme
 from pytorchrl.errors import ConfigError
 from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, differences, flat, go_on, through_a_file
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2,
-                                                  reason="torch sees fewer than two GPUs on this machine")]
+pytestmark = pytest.mark.gpu(count=2)
 
 
 @pytest.fixture

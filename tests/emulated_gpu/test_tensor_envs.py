@@ -23,8 +23,7 @@ from tests.emulated_gpu.tensor_task import TensorTask
 from tests.emulated_gpu.waits import Waits
 from tests.unit.scheme.conftest import PATTERNS, check_ledger
 
-pytestmark = [pytest.mark.gpu,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 CONTINUOUS = functools.partial(TensorTask, device="cuda:0")
 DISCRETE = functools.partial(TensorTask, device="cuda:0", is_discrete=True)

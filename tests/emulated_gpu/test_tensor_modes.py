@@ -17,8 +17,7 @@ from pytorchrl.training.composition import compose
 from tests.emulated_gpu.tensor_vector import TensorVector
 from tests.emulated_gpu.test_tensor_envs import REPLAY, assert_equal, collector_of, stepped, weights_of
 
-pytestmark = [pytest.mark.gpu,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 PPO = ("ppo", {"num_steps": 8})
 SAC = ("sac", REPLAY)
 DQN = ("dqn", {**REPLAY, "n_step": 3})

@@ -17,8 +17,7 @@ from pytorchrl.agent.schedules import linear
 from tests.emulated_gpu.waits import Waits
 from tests.unit.scheme.test_gpu import GPU, OFF_POLICY, ON_POLICY, agent_of
 
-ON_GPU = [pytest.mark.gpu,
-          pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+ON_GPU = pytest.mark.gpu
 NAMES = [*ON_POLICY, *OFF_POLICY]
 NUM_ENVS = 4
 # Largest number of launched operations: of an update, of a compiled update, of an action. It was 10 to 20 % less with

@@ -7,8 +7,7 @@ import torch
 
 from pytorchrl.agent.transfers import cpu_copy, on_device, on_host
 
-ON_GPU = [pytest.mark.gpu,
-          pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+ON_GPU = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda:0", marks=ON_GPU)]
 
 

@@ -41,8 +41,7 @@ from pytorchrl.scheme.gradients.microbatch import differentiate
 from pytorchrl.scheme.gradients.process_group import GradientGroup
 from pytorchrl.scheme.gradients.staging import staging_for
 
-pytestmark = [pytest.mark.gpu,
-              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = pytest.mark.gpu
 
 GPU = "cuda:0"
 REPLAY = {"start_steps": 20, "mini_batch_size": 8}
@@ -229,7 +228,7 @@ def test_large_batches_arrive_complete():
         assert torch.equal(found.cpu(), batch["obs"])
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees fewer than two GPUs on this machine")
+@pytest.mark.gpu(count=2)
 @pytest.mark.skipif(not torch.distributed.is_nccl_available(), reason="torch was built without NCCL")
 def test_ranks_with_a_gpu_each_average_with_nccl():
     (address, port), found = propose_address(is_local=True), {}

@@ -21,8 +21,7 @@ from tests.unit.envs.tensors.host_reads import HostReadError, no_host_reads
 
 IDS = [f"pytorchrl/Torch{name}" for name in _IN_TORCH]
 NUM_ENVS = 6
-GPU = pytest.param("cuda:0", marks=[
-    pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")])
+GPU = pytest.param("cuda:0", marks=pytest.mark.gpu)
 
 
 class Drift(TensorEnv):

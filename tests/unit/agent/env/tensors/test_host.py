@@ -90,9 +90,6 @@ def test_arrays_of_another_device_are_copied_and_this_is_said_once(caplog):
 
 @pytest.mark.gpu
 def test_tensors_of_a_gpu_are_copied_and_this_is_said(caplog):
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-
     class OnGpu(stand_ins.FiveResults):
         def __init__(self, num_envs, **options):
             super().__init__(num_envs, **options)
