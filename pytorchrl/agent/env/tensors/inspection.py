@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from torch import Tensor
 
 from pytorchrl.agent.env.aliases import Info, Observation
 from pytorchrl.agent.env.statistics import APPROXIMATED
@@ -47,7 +48,7 @@ class Inspection:
 
     def reset(self, obs: Observation) -> None:
         """Begin new episodes, given the first observations."""
-        self._first = _copied(obs)
+        self._first = copied(obs)
         self._lengths[:] = 0
         self._ended[:] = False
 
@@ -135,7 +136,10 @@ def _pairs(row: int, *parts: Observation) -> Iterator[tuple[np.ndarray, ...]]:
         yield tuple([part[row] for part in parts])
 
 
-def _copied(obs: Observation) -> Observation:
-    if isinstance(obs, Mapping):
-        return {name: _copied(part) for name, part in obs.items()}
-    return tuple(map(_copied, obs)) if isinstance(obs, tuple) else np.array(obs)
+def copied(obs: Observation) -> Observation:
+    """Return a copy of nested observations, whose leaves are tensors or arrays."""
+    if hasattr(obs, "items"):
+        return {name: copied(part) for name, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(map(copied, obs))
+    return obs.clone() if isinstance(obs, Tensor) else np.array(obs)

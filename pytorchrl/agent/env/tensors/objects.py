@@ -28,6 +28,7 @@ from torch import Tensor
 from pytorchrl.agent.env.aliases import Action, AnySpace, EnvObject, Info, Observation
 from pytorchrl.agent.env.single import unwrapped
 from pytorchrl.agent.env.statistics import APPROXIMATED
+from pytorchrl.agent.env.tensors.inspection import copied
 from pytorchrl.errors import EnvError
 from pytorchrl.support.terminal import get_logger
 
@@ -171,7 +172,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
 
     def _keep(self, obs: Observation) -> None:
         if self._is_approximate:
-            self._before = _copied(obs)
+            self._before = copied(obs)
 
     def _approximated(self, obs: Observation, cut: Observation) -> Info:
         """Return entries of `info` with observations in place of the unknown last ones, given those after the step.
@@ -255,12 +256,6 @@ def _numpy_dtype(value: Observation) -> np.dtype[np.generic]:
         wide = value.dtype in (torch.bfloat16, torch.float16)
         return np.dtype(np.float32) if wide else torch.empty(0, dtype=value.dtype).numpy().dtype
     return np.asarray(value).dtype
-
-
-def _copied(obs: Observation) -> Observation:
-    if hasattr(obs, "items"):
-        return {name: _copied(part) for name, part in obs.items()}
-    return obs.clone() if isinstance(obs, Tensor) else np.array(obs)
 
 
 def _parameters(function: object) -> set[str]:
