@@ -19,8 +19,8 @@ from pytorchrl.files.lines import AppendedFile
 APPROXIMATED = "final_obs_approximated"
 """Entry of `info`, (E,) bool: where the last observation of an episode is unknown, and another one takes its place."""
 _LONGEST_HEADER = 1 << 16
-_MAX_PENDING = 256
-"""Largest number of steps whose rewards have not been added to the returns yet."""
+_MOST_STEPS, _MOST_REWARDS = 256, 65_536
+"""Largest numbers of steps and of rewards that have not been added to the returns yet."""
 
 
 class EpisodeStatistics:
@@ -37,7 +37,8 @@ class EpisodeStatistics:
     ) -> None:
         self._returns = np.zeros(num_envs, dtype=np.float64)
         # Rewards that `_returns` does not contain yet, one row for each step. An addition at each step would be slow.
-        self._rewards = np.zeros((_MAX_PENDING, num_envs), dtype=np.float64)
+        num_rows = max(1, min(_MOST_STEPS, _MOST_REWARDS // num_envs))
+        self._rewards = np.zeros((num_rows, num_envs), dtype=np.float64)
         self._rows = list(self._rewards)  # an index into a list is several times as fast as an index into an array
         self._num_pending = 0
         self._num_steps = 0
@@ -67,7 +68,7 @@ class EpisodeStatistics:
             self._num_before += ~valid
         self._rows[self._num_pending][...] = reward
         self._num_pending += 1
-        if self._num_pending == _MAX_PENDING:
+        if self._num_pending == len(self._rows):
             self._add_pending()
 
     def _add_pending(self) -> None:

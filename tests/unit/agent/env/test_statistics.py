@@ -1,5 +1,6 @@
 import csv
 import itertools
+import tracemalloc
 
 import gymnasium as gym
 import numpy as np
@@ -36,17 +37,27 @@ def test_returns_sum_all_rewards_and_lengths_count_all_steps(autoreset):
     assert all(b.time_s >= a.time_s >= 0 for a, b in itertools.pairwise(episodes))
 
 
-def test_returns_of_long_episodes_sum_all_rewards():
-    statistics = EpisodeStatistics(2)
-    rewards = np.random.default_rng(0).normal(size=(600, 2))
+@pytest.mark.parametrize(("num_envs", "num_steps"), [(2, 600), (1000, 150), (70_000, 5)])
+def test_returns_of_long_episodes_sum_all_rewards(num_envs, num_steps):
+    statistics = EpisodeStatistics(num_envs)
+    rewards = np.random.default_rng(0).normal(size=(num_steps, num_envs))
     for reward in rewards:
         statistics.add(reward)
-    one = np.array([True, False])
+    one, other = np.arange(num_envs) == 0, np.arange(num_envs) == 1
     first, = statistics.finish(one, one, lambda index: {})
     statistics.add(rewards[0])
-    second, = statistics.finish(~one, one, lambda index: {})
+    second, = statistics.finish(other, one, lambda index: {})
     assert first.env_return == pytest.approx(rewards[:, 0].sum())
     assert second.env_return == pytest.approx(rewards[:, 1].sum() + rewards[0, 1])
+
+
+def test_many_environments_need_no_memory_for_many_steps():
+    tracemalloc.start()
+    statistics = EpisodeStatistics(50_000)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert statistics._rewards.shape == (1, 50_000)
+    assert size < 10 * 50_000 * 8
 
 
 def test_statistics_of_a_native_vector_match_its_rows():
