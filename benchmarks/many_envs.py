@@ -12,8 +12,10 @@
 Each measurement runs in its own process on one core, and does not include start-up, compilation and the first updates.
 `env_steps_per_s` counts seconds of the processor. `share` is the rate relative to that of the matrix products alone:
 those of the updates and of the actions, for a policy and a value network with two layers of 64 units. `rollout_mb` is
-the size of a rollout's tensors, and `grown_mb` is the memory that the run needs beyond a run with 8 environments, both
-in MB of 10^6 bytes. The script prints one line of JSON per measurement, and asserts nothing.
+the size of a rollout's tensors, and `grown_mb` is the memory that the run needs beyond a run with the fewest
+environments, both in MB of 10^6 bytes. Memory is measured in a process of its own, in which the C library returns all
+blocks above 64 KiB to the system at once, because otherwise the figure would vary by 40 MB between equal runs. The
+script prints one line of JSON per measurement, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +38,7 @@ KINDS = ("numpy", "tensors", "compiled", "adapted")
 STEPS = {8: 128}
 """Steps of a rollout for a number of environments; 32 for others. There are 4 epochs of 4 minibatches."""
 _UPDATES, _EPOCHS, _LAYERS = 16, 4, (4, 64, 64)
+_RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 def environments(kind: str) -> Any:
@@ -59,32 +63,48 @@ def environments(kind: str) -> Any:
     return {"numpy": "CartPole-v1", "adapted": adapted}.get(kind, "pytorchrl/TorchCartPole-v1")
 
 
-def measure(kind: str, num_envs: int, seconds: float) -> dict[str, Any]:
-    """Train for some seconds after the first updates; return the rate and the memory."""
+def start(kind: str, num_envs: int) -> Any:
+    """Return a scheme that has made its first updates."""
     import torch
 
     from pytorchrl import Scheme
     from pytorchrl.training.composition import compose
 
     torch.set_num_threads(1)
-    num_steps = STEPS.get(num_envs, 32)
     agent, settings, _ = compose("ppo", environments(kind), {
         "env_kwargs": {"compiled": True} if kind == "compiled" else {},
-        "num_envs": num_envs, "num_steps": num_steps, "num_epochs": _EPOCHS, "num_mini_batch": 4, "compile": True,
-        "target_steps": 10**9, "seed": 1, "normalize_obs": False, "normalize_reward": False})
+        "num_envs": num_envs, "num_steps": STEPS.get(num_envs, 32), "num_epochs": _EPOCHS, "num_mini_batch": 4,
+        "compile": True, "target_steps": 10**9, "seed": 1, "normalize_obs": False, "normalize_reward": False})
     parts = agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory
     scheme = Scheme(*parts, **settings)
     while scheme.version < 3 * _UPDATES:
         scheme.step()
-    start, before = time.process_time(), scheme.ledger()["collected"]
-    while time.process_time() - start < seconds:
+    return scheme
+
+
+def speed(kind: str, num_envs: int, seconds: float) -> dict[str, Any]:
+    """Train for some seconds after the first updates; return the rate and its share of the products' rate."""
+    scheme = start(kind, num_envs)
+    begin, before = time.process_time(), scheme.ledger()["collected"]
+    while time.process_time() - begin < seconds:
         for _ in range(_UPDATES):  # whole rollouts, because reading the processor's time takes as long as a small layer
             scheme.step()
-    rate = (scheme.ledger()["collected"] - before) / (time.process_time() - start)
+    rate = (scheme.ledger()["collected"] - before) / (time.process_time() - begin)
     scheme.stop()
-    rows = num_envs * num_steps
-    return {"env_steps_per_s": round(rate), "share": round(rate / products(num_envs, num_steps), 3),
-            "rollout_mb": round(rows * (4 * 4 + 8 + 4 * 8 + 4) / 1e6, 2), "peak_mb": round(peak_mb(), 1)}
+    return {"env_steps_per_s": round(rate), "share": round(rate / products(num_envs, STEPS.get(num_envs, 32)), 3)}
+
+
+def memory(kind: str, num_envs: int) -> dict[str, Any]:
+    """Return the size of a rollout, and the largest memory of the process in two rollouts after the first updates."""
+    scheme = start(kind, num_envs)
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # start to measure the largest memory
+    for _ in range(2 * _UPDATES):
+        scheme.step()
+    peak = next(line for line in Path("/proc/self/status").read_text("ascii").splitlines() if line.startswith("VmHWM"))
+    scheme.stop()
+    rows = num_envs * STEPS.get(num_envs, 32)
+    return {"rollout_mb": round(rows * (4 * 4 + 8 + 4 * 8 + 4) / 1e6, 2),
+            "peak_mb": round(int(peak.split()[1]) * 1024 / 1e6, 1)}
 
 
 def products(num_envs: int, num_steps: int) -> float:
@@ -121,12 +141,6 @@ def best(function: Any) -> float:
     return float(np.quantile(times, 0.25))
 
 
-def peak_mb() -> float:
-    """Return the largest memory of this process so far, in MB."""
-    with open("/proc/self/status", encoding="utf-8") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024 / 1e6
-
-
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,19 +148,24 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of environments")
     parser.add_argument("--seconds", type=float, default=5.0, help="seconds of the processor of each measurement")
     parser.add_argument("--rounds", type=int, default=1, help="how often all measurements are made, in turns")
-    parser.add_argument("--measure", nargs=2, metavar=("KIND", "ENVS"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, metavar=("WHAT", "KIND", "ENVS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure[0], int(options.measure[1]), options.seconds)))
+        what, kind, num_envs = options.measure
+        found = memory(kind, int(num_envs)) if what == "memory" else speed(kind, int(num_envs), options.seconds)
+        print(json.dumps(found))
         return
     smallest: dict[str, float] = {}
     for number in range(1, options.rounds + 1):
         for num_envs in options.envs:
             for kind in options.kinds:
-                result = subprocess.run(
-                    [sys.executable, __file__, "--measure", kind, str(num_envs), "--seconds", str(options.seconds)],
-                    check=True, capture_output=True, text=True)
-                found = json.loads(result.stdout.splitlines()[-1])
+                found: dict[str, Any] = {}
+                for what, environment in (("speed", {}), ("memory", _RETURNS_MEMORY)):
+                    result = subprocess.run(
+                        [sys.executable, __file__, "--measure", what, kind, str(num_envs), "--seconds",
+                         str(options.seconds)],
+                        check=True, capture_output=True, text=True, env={**os.environ, **environment})
+                    found |= json.loads(result.stdout.splitlines()[-1])
                 peak = found.pop("peak_mb")
                 found["grown_mb"] = round(peak - smallest.setdefault(kind, peak), 1)
                 print(json.dumps({**origin(), "round": number, "kind": kind, "envs": num_envs, **found}), flush=True)
