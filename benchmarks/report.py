@@ -1,12 +1,12 @@
 """Make tables and learning curves of the documentation from the results of other benchmarks.
 
-    python benchmarks/report.py docs/benchmarks/scores.json
+    python benchmarks/report.py docs/benchmarks/scores.jsonl
     python benchmarks/report.py docs/benchmarks/roofline.jsonl
     python benchmarks/report.py docs/benchmarks/compile.jsonl
     python benchmarks/report.py docs/benchmarks/one_core.jsonl
 
 From the results of `scores.py`, the script writes `scores.md` (the table), `scores_short.md` (that of the first page)
-and one SVG file per task; from the lines that `roofline.py` and `compile_choice.py` have printed, it writes
+and one SVG file per environment; from the lines that `roofline.py` and `compile_choice.py` have printed, it writes
 `roofline.md` and `compile.md`; from the rounds of the programs in `one_core.jsonl`, it writes `one_core.md`. The files
 are next to the given file.
 """
@@ -22,42 +22,78 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
+from scores import CASES
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
 
-from pytorchrl.analysis import estimate, mean
+from pytorchrl.analysis import estimate, iqm, mean
+from pytorchrl.analysis.aggregates import Statistic
 
 ENV_NAMES = {"pendulum": "Pendulum-v1", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1", "pong": "Pong"}
 
 
-def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
-    """Return a Markdown table with one row per task."""
-    rows = ["| task | env steps | seeds | evaluation return by seed | mean [95 % interval] | while training "
-            "| published | minutes per run |",
-            "|---|---|---|---|---|---|---|---|"]
-    for task, runs in tasks.items():
-        evals = [run["eval_return"] for run in runs]
-        rows.append(
-            f"| {task} | {runs[0]['env_steps']:,} | {len(runs)} | {', '.join(f'{value:.0f}' for value in evals)} "
-            f"| {_mean(evals)} | {_mean([run['train_return'] for run in runs])} "
-            f"| {runs[0]['published']} | {statistics.fmean(run['seconds'] for run in runs) / 60:.1f} |")
+Runs = list[dict[str, Any]]
+"""Runs that differ only in their seeds."""
+
+
+def scores_table(lines: Runs) -> str:
+    """Return a table with a row for each case of `scores.py`, in the order of environments.
+
+    The last column compares algorithms after equal processor time: that of the fastest of them in this environment.
+    """
+    rows = ["| environment | algorithm | env steps | seeds | return, interquartile mean [95 % interval] "
+            "| lowest to highest | published | minutes per run | return after equal processor time |",
+            "|---|---|---|---|---|---|---|---|---|"]
+    for env, cases in _by_env(lines).items():
+        equal = min(_minutes(runs) for runs in cases.values())
+        for name, runs in cases.items():
+            evals = [run["eval_return"] for run in runs]
+            is_timed = all("cpu_s" in run for run in runs) and len(cases) > 1
+            after = statistics.fmean(_after(run, 60 * equal) for run in runs) if is_timed else 0.0
+            rows.append(
+                f"| {env} | {name.partition('-')[0]} | {runs[0]['env_steps']:,} | {len(runs)} | {_score(iqm, evals)} "
+                f"| {min(evals):,.0f} to {max(evals):,.0f} | {CASES[name].published} | {_minutes(runs):.1f} "
+                f"| {f'{after:,.0f} ({equal:.1f} min)' if is_timed else ''} |")
     return "\n".join(rows) + "\n"
 
 
-def short_table(tasks: dict[str, list[dict[str, Any]]]) -> str:
-    """Return a Markdown table with the mean scores, their intervals and the published scores."""
+def short_table(lines: Runs) -> str:
+    """Return a table with the mean scores of PPO, their intervals and the published scores."""
     rows = ["| task | env steps | return, mean of 3 seeds [95 % interval] | published |", "|---|---|---|---|"]
-    for task, runs in tasks.items():
-        assert len(runs) == 3
-        rows.append(f"| {task} | {runs[0]['env_steps']:,} | {_mean([run['eval_return'] for run in runs])} "
-                    f"| {runs[0]['published']} |")
+    for env, cases in _by_env(lines).items():
+        for name, runs in cases.items():
+            if runs[0]["algorithm"] == "ppo":
+                assert len(runs) == 3
+                score = _score(mean, [run["eval_return"] for run in runs])
+                rows.append(f"| {env} | {runs[0]['env_steps']:,} | {score} | {CASES[name].published} |")
     return "\n".join(rows) + "\n"
 
 
-def _mean(scores: list[float]) -> str:
-    """Return the mean over seeds with its confidence interval."""
-    return f"{estimate(mean, scores):.0f}"
+def _by_env(lines: Runs) -> dict[str, dict[str, Runs]]:
+    """Return the runs by environment and case, in the order of `CASES`."""
+    found: dict[str, dict[str, Runs]] = {}
+    for name, case in CASES.items():
+        if runs := [run for run in lines if run["case"] == name]:
+            found.setdefault(case.env, {})[name] = runs
+    return found
+
+
+def _minutes(runs: Runs) -> float:
+    """Return the mean minutes of the processor; of the clock, for runs in which only these were measured."""
+    return statistics.fmean(run.get("cpu_s") or run["seconds"] for run in runs) / 60
+
+
+def _after(run: dict[str, Any], seconds: float) -> float:
+    """Return the return of the evaluations after some seconds of the processor, interpolated linearly."""
+    _, times, returns = zip(*run["curve"], strict=True)
+    return float(np.interp(seconds, times, returns))
+
+
+def _score(statistic: Statistic, scores: list[float]) -> str:
+    """Return a statistic over seeds, with its confidence interval if there are several seeds."""
+    return f"{estimate(statistic, scores):,.0f}" if len(scores) > 1 else f"{scores[0]:,.0f}"
 
 
 def roofline_table(lines: list[dict[str, Any]]) -> str:
@@ -145,18 +181,33 @@ def one_core_table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table}
+TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table, "scores": scores_table}
 """Name of a file of results -> function that returns its table."""
 
 
-def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
-    """Draw the mean return of the last 100 training episodes over env steps, with one line per seed."""
-    mpl.rcParams["svg.hashsalt"] = task
-    figure, axes = plt.subplots(figsize=(5, 3))
-    for run in runs:
-        axes.plot(*zip(*run["curve"], strict=True), label=f"seed {run['seed']}", linewidth=1.2)
-    axes.set(title=task, xlabel="env steps", ylabel="return")
-    axes.legend(frameon=False, fontsize=8)
+def draw(env: str, cases: dict[str, Runs], path: Path) -> None:
+    """Draw the mean return over env steps: of each seed for one algorithm, otherwise the mean of each algorithm.
+
+    If processor times were measured, a second figure shows the return over them.
+    """
+    mpl.rcParams["svg.hashsalt"] = env
+    timed = all("cpu_s" in run for runs in cases.values() for run in runs)
+    figure, axes = plt.subplots(ncols=2 if timed else 1, figsize=(9 if timed else 5, 3), squeeze=False)
+    for index, (label, scale) in enumerate((("env steps", 1), ("minutes of the processor", 60))[:2 if timed else 1]):
+        for name, runs in cases.items():
+            if len(cases) == 1:
+                for run in runs:
+                    steps_or_times = [point[index] / scale for point in run["curve"]]
+                    axes[0, index].plot(steps_or_times, [point[2] for point in run["curve"]], linewidth=1.2,
+                                        label=f"seed {run['seed']}")
+                continue
+            at = np.linspace(0, min(run["curve"][-1][index] for run in runs), 100)
+            values = np.array([np.interp(at, [point[index] for point in run["curve"]],
+                                         [point[2] for point in run["curve"]]) for run in runs])
+            line, = axes[0, index].plot(at / scale, values.mean(0), linewidth=1.2, label=name.partition("-")[0])
+            axes[0, index].fill_between(at / scale, values.min(0), values.max(0), alpha=0.15, color=line.get_color())
+        axes[0, index].set(title=env, xlabel=label, ylabel="return")
+        axes[0, index].legend(frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
@@ -167,17 +218,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="file with results")
     source = parser.parse_args().source
-    if source.suffix == ".jsonl":
-        lines = [json.loads(line) for line in source.read_text().splitlines()]
-        source.with_suffix(".md").write_text(TABLES[source.stem](lines))
-        return
-    tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for run in json.loads(source.read_text()):
-        tasks[run["task"]].append(run)
-    (source.parent / "scores.md").write_text(table(tasks))
-    (source.parent / "scores_short.md").write_text(short_table(tasks))
-    for task, runs in tasks.items():
-        draw(task, runs, source.parent / f"{task.replace('/', '-').lower()}.svg")
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    source.with_suffix(".md").write_text(TABLES[source.stem](lines))
+    if source.stem == "scores":
+        (source.parent / "scores_short.md").write_text(short_table(lines))
+        for env, cases in _by_env(lines).items():
+            draw(env, cases, source.parent / f"{env.replace('/', '-').lower()}.svg")
 
 
 if __name__ == "__main__":

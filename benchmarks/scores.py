@@ -1,89 +1,148 @@
-"""Measure reference scores: check whether PPO reaches the scores that are published for the same settings.
+"""Measure reference scores: which returns does training reach, after how many env steps and how much processor time?
 
-    python benchmarks/scores.py [--tasks CartPole-v1,Acrobot-v1,...] [--seeds 3] [--out FILE.json]
+    python benchmarks/scores.py [--cases sac-halfcheetah crossq-walker2d] [--seeds 1 2 3 4 5] [--hours 1.0]
+    python benchmarks/scores.py --list
 
-The script trains each task with settings from a published table (see `TASKS`), and prints one line of JSON per run:
-steps, seconds, mean return of the last 100 training episodes, mean return of 20 evaluation episodes, and the learning
-curve. `--out` also writes all runs to a file, from which `report.py` makes the table and figures of the documentation.
+Each case of `CASES` trains with the settings of the published score beside it, or with those of a preset. A run is a
+process of its own with one thread. When it ends, its line of JSON is appended to `docs/benchmarks/scores.jsonl`, and
+later calls skip it, so the table grows in as many calls as needed: no new run starts after `--hours`. A line contains
+the return of the final policy (20 episodes without exploration, of its own seed), the mean return of the last 100
+training episodes, the processor's time, and the learning curve: env steps, processor seconds so far, and mean return of
+an evaluation at this point. Evaluations count as processor time. `report.py` makes the tables and figures of the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import time
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from results import origin
 
-from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, linear
-from pytorchrl.envs import make_factory
+from pytorchrl import linear, train
+from pytorchrl.callbacks import Callback
 
-TASKS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {
-        "steps": 100_000, "envs": 8, "size": 32, "gae_lambda": 0.8, "published": "500 (RL-Zoo, evaluated)",
-        "algo": {"num_epochs": 20, "num_mini_batch": 1, "gamma": 0.98, "lr": linear(1e-3, 0.0),
-                 "clip_param": linear(0.2, 0.0), "entropy_coef": 0.0}},
-    "Acrobot-v1": {
-        "steps": 200_000, "envs": 16, "size": 256, "gae_lambda": 0.94, "published": "-73.5 +- 18 (RL-Zoo, 1M steps)",
-        "algo": {"num_epochs": 4, "num_mini_batch": 64, "gamma": 0.99, "lr": 3e-4, "entropy_coef": 0.0}},
-    "Pendulum-v1": {
-        "steps": 100_000, "envs": 4, "size": 1024, "gae_lambda": 0.95, "published": "-172 +- 104 (RL-Zoo, with gSDE)",
-        "algo": {"num_epochs": 10, "num_mini_batch": 64, "gamma": 0.9, "lr": 1e-3, "entropy_coef": 0.0}},
-    "LunarLander-v3": {
-        "steps": 1_000_000, "envs": 16, "size": 1024, "gae_lambda": 0.98, "published": "242 +- 32 (RL-Zoo, v2)",
-        "algo": {"num_epochs": 4, "num_mini_batch": 256, "gamma": 0.999, "lr": 3e-4, "entropy_coef": 0.01}},
-    "HalfCheetah-v5": {
-        "steps": 1_000_000, "envs": 1, "size": 2048, "gae_lambda": 0.95,
-        "published": "1443 +- 46 (CleanRL, v4, while training)",
-        "actor": {"normalize_obs": True, "normalize_reward": True},
-        "algo": {"num_epochs": 10, "num_mini_batch": 32, "gamma": 0.99, "lr": linear(3e-4, 0.0), "entropy_coef": 0.0,
-                 "use_clipped_value_loss": True}},
+OUT = Path(__file__).parent.parent / "docs" / "benchmarks" / "scores.jsonl"
+POINTS, EPISODES = 20, 10
+"""Evaluations of a run, and their episodes."""
+
+
+class Case(NamedTuple):
+    """A run to repeat with several seeds.
+
+    Attributes:
+        algorithm: The name that `train` takes.
+        env: Id of the environment.
+        steps: Number of env steps.
+        options: Further options of `train`.
+        published: The score to compare with, and its source; empty if there is none.
+        seeds: Number of seeds.
+    """
+
+    algorithm: str
+    env: str
+    steps: int
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    published: str = ""
+    seeds: int = 5
+
+
+_SIMBA = "mean and sd of 10 seeds, results of SimbaV2"
+_PPO = {"normalize_obs": False, "normalize_reward": False}
+CASES = {
+    "ppo-cartpole": Case("ppo", "CartPole-v1", 100_000, {
+        **_PPO, "num_envs": 8, "num_steps": 32, "gae_lambda": 0.8, "num_epochs": 20, "num_mini_batch": 1, "gamma": 0.98,
+        "lr": linear(1e-3, 0.0), "clip_param": linear(0.2, 0.0), "entropy_coef": 0.0}, "500 (RL-Zoo, evaluated)", 3),
+    "ppo-acrobot": Case("ppo", "Acrobot-v1", 200_000, {
+        **_PPO, "num_envs": 16, "num_steps": 256, "gae_lambda": 0.94, "num_epochs": 4, "num_mini_batch": 64,
+        "gamma": 0.99, "lr": 3e-4, "entropy_coef": 0.0}, "-73.5 ± 18 (RL-Zoo, 1M steps)", 3),
+    "ppo-pendulum": Case("ppo", "Pendulum-v1", 100_000, {
+        **_PPO, "num_envs": 4, "num_steps": 1024, "gae_lambda": 0.95, "num_epochs": 10, "num_mini_batch": 64,
+        "gamma": 0.9, "lr": 1e-3, "entropy_coef": 0.0}, "-172 ± 104 (RL-Zoo, with gSDE)", 3),
+    "ppo-lunarlander": Case("ppo", "LunarLander-v3", 1_000_000, {
+        **_PPO, "num_envs": 16, "num_steps": 1024, "gae_lambda": 0.98, "num_epochs": 4, "num_mini_batch": 256,
+        "gamma": 0.999, "lr": 3e-4, "entropy_coef": 0.01}, "242 ± 32 (RL-Zoo, v2)", 3),
+    "ppo-halfcheetah": Case("ppo", "HalfCheetah-v5", 1_000_000, {
+        "num_envs": 1, "num_steps": 2048, "gae_lambda": 0.95, "normalize_obs": True, "normalize_reward": True,
+        "num_epochs": 10, "num_mini_batch": 32, "gamma": 0.99, "lr": linear(3e-4, 0.0), "entropy_coef": 0.0,
+        "use_clipped_value_loss": True}, "1443 ± 46 (CleanRL, v4, while training)", 3),
+    "sac-halfcheetah": Case("sac", "HalfCheetah-v4", 100_000, {}, f"6,156 ± 738 ({_SIMBA})"),
+    "sac-walker2d": Case("sac", "Walker2d-v4", 100_000, {}, f"690 ({_SIMBA})"),
+    "td3-halfcheetah": Case("td3", "HalfCheetah-v4", 100_000),
+    "td3-walker2d": Case("td3", "Walker2d-v4", 100_000),
 }
 
 
-def run(task: str, seed: int, points: int = 50) -> dict[str, Any]:
+class Curve(Callback):
+    """The learning curve of a run: env steps, seconds of the processor so far, and the mean return of an evaluation.
+
+    Attributes:
+        points: The points so far.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float, float]] = []
+
+    def on_evaluation(self, run: Any, evaluation: Any) -> None:
+        """Add a point."""
+        point = run.scheme.env_steps, round(time.process_time(), 1), round(evaluation.return_mean, 2)
+        self.points.append(point)
+
+
+def run(name: str, seed: int) -> dict[str, Any]:
     """Train once, and return the results."""
-    settings = TASKS[task]
-    envs = make_factory(task, settings["envs"])
-    scheme = Scheme(
-        PPO.create_factory(compile=True, **settings["algo"]),
-        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, **settings.get("actor", {})),
-        GAEBuffer.create_factory(settings["size"], gae_lambda=settings["gae_lambda"]), envs, make_factory(task, 4),
-        seed=seed)
-    scheme.start(settings["steps"])
-    start, curve, returns = time.perf_counter(), [], []
-    while scheme.env_steps < settings["steps"]:
-        scheme.step()
-        returns += [episode.env_return for episode in scheme.episodes()]
-        if returns and scheme.env_steps >= len(curve) * settings["steps"] / points:
-            curve.append((scheme.env_steps, round(sum(returns[-100:]) / len(returns[-100:]), 2)))
-    seconds = time.perf_counter() - start
-    scheme.start_evaluation(20)
-    evaluation = scheme.wait_evaluation(600.0)
-    assert evaluation is not None
-    steps = scheme.env_steps
-    scheme.stop()
-    return {"task": task, "seed": seed, "env_steps": steps, "seconds": round(seconds, 1),
-            "train_return": curve[-1][1], "eval_return": round(evaluation.return_mean, 2),
-            "eval_std": round(evaluation.return_std, 2), "published": settings["published"], "curve": curve}
+    case, curve = CASES[name], Curve()
+    warnings.simplefilter("ignore")
+    start = time.process_time()
+    agent = train(
+        case.algorithm, case.env, target_steps=case.steps, seed=seed, progress=False, callbacks=[curve],
+        eval_every=case.steps // POINTS, eval_episodes=EPISODES, **case.options)
+    seconds = time.process_time() - start
+    final = agent.evaluate(20, seed=seed)
+    return {"case": name, "algorithm": case.algorithm, "env": case.env, "seed": seed,
+            "env_steps": agent.summary["env_steps"], "updates": agent.summary["updates"], "cpu_s": round(seconds, 1),
+            "eval_return": round(final.return_mean, 2), "eval_std": round(final.return_std, 2),
+            "train_return": round(agent.summary["return_mean"], 2), "curve": curve.points}
 
 
 def main() -> None:
-    """Parse the command line, train, and print the results."""
+    """Parse the command line, make the runs that are missing, and store their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds of each case; default: from 1 to its number")
+    parser.add_argument("--hours", type=float, default=1.0, help="hours after which no run is started")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--list", action="store_true", help="train nothing, and print all cases")
+    parser.add_argument("--run", nargs=2, metavar=("CASE", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    results = []
-    for task in options.tasks.split(","):
-        for seed in range(1, options.seeds + 1):
-            results.append({**origin(), **run(task, seed)})
-            print(json.dumps(results[-1]), flush=True)
-            if options.out:
-                options.out.write_text("[\n" + ",\n".join(map(json.dumps, results)) + "\n]\n")
+    if options.run:
+        print(json.dumps({**origin(), **run(options.run[0], int(options.run[1]))}))
+        return
+    if options.list:
+        for name, case in CASES.items():
+            print(f"{name:22} {case.env:18} {case.steps:9,} steps, {case.seeds} seeds  {case.published}")
+        return
+    end = time.monotonic() + 3600 * options.hours
+    wanted = {name: options.seeds or range(1, CASES[name].seeds + 1) for name in options.cases}
+    # The first seed of all cases comes first, so that a table that is not finished has a row for each case.
+    for seed, name in sorted((seed, name) for name, seeds in wanted.items() for seed in seeds):
+        lines = options.out.read_text(encoding="utf-8").splitlines() if options.out.exists() else []
+        if any((found["case"], found["seed"]) == (name, seed) for found in map(json.loads, lines)):
+            continue
+        if time.monotonic() > end:
+            return
+        found = subprocess.run(
+            [sys.executable, __file__, "--run", name, str(seed)], check=True, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout.splitlines()[-1]
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(f"{found}\n")
+        print(found, flush=True)
 
 
 if __name__ == "__main__":
