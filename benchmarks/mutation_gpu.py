@@ -24,7 +24,7 @@ GPU: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             ("ratio = log_ratio.exp()\n", "ratio = log_ratio.exp() if log_ratio.max().item() < 1e9 else log_ratio\n")]),
     ],
     "a graph with old inputs, results or random numbers": [
-        ("agent/algorithms/cuda_graphs.py", f"{_MATRIX} {_STAGING} -k recorded", [
+        ("agent/cuda_graphs.py", f"{_MATRIX} {_STAGING} -k recorded", [
             ("own.copy_(leaf, non_blocking=True)", "pass"),
             ("graph.register_generator_state(self._generator)", "pass"),
             ("pytree.tree_map_only(Tensor, Tensor.clone, result)", "result")]),
@@ -42,7 +42,7 @@ GPU: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "the wrong stream": [
         ("scheme/gradients/staging.py", _SAME, [
             ("done.record(self._stream)", "done.record(torch.cuda.default_stream(self._device))")]),
-        ("agent/algorithms/cuda_graphs.py", "scheme/test_gpu.py -k could_not_be_recorded", [
+        ("agent/cuda_graphs.py", "scheme/test_gpu.py -k could_not_be_recorded", [
             ("torch.cuda.set_stream(before)", "pass")]),
     ],
     "weights or states on the wrong device": [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors.small_network import SmallNetwork
-from pytorchrl.agent.algorithms import cuda_graphs
+from pytorchrl.agent import cuda_graphs
 from tests.emulated_gpu import streams
 
 

@@ -8,8 +8,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from pytorchrl import PPO, OnPolicyActor
-from pytorchrl.agent.algorithms import cuda_graphs
-from pytorchrl.agent.algorithms.cuda_graphs import recorded
+from pytorchrl.agent import cuda_graphs
+from pytorchrl.agent.cuda_graphs import recorded
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytorchrl.agent.algorithms.cuda_graphs import recorded
+from pytorchrl.agent.cuda_graphs import recorded
 from pytorchrl.scheme.gradients.staging import staging_for
 
 pytestmark = pytest.mark.gpu

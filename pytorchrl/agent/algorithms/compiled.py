@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.algorithms.cuda_graphs import recorded
+from pytorchrl.agent.cuda_graphs import recorded
 from pytorchrl.agent.data import Batch, LossParameters, ReplayBatch
 from pytorchrl.agent.noise import DrawnNoise, NoiseSource
 from pytorchrl.agent.transfers import on_device

@@ -23,9 +23,9 @@ from pytorchrl.agent.actors.small_network import SmallNetwork
 from pytorchrl.agent.actors.small_policy import SmallPolicy, small_value
 from pytorchrl.agent.algorithms.base import ActOnDevice, Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient, Constants
-from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights, overrides
+from pytorchrl.agent.cuda_graphs import recorded
 from pytorchrl.agent.data import (
     OBS_LEAF,
     ActingStep,

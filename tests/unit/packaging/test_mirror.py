@@ -13,6 +13,7 @@ COVERED_BY = {
     # Bases are tested through their subclasses, and declarations through the parts that declare them:
     "agent": {
         "contracts": ["agent/algorithms/test_own_replay_algorithms", "scheme/test_own_parts"],
+        "cuda_graphs": ["agent/algorithms/test_cuda_graphs"],
         "factories": ["scheme/test_agent_parts"],
         "fit": ["scheme/test_fit"],
         "moments": ["agent/algorithms/test_on_policy", "agent/storages/test_returns"],

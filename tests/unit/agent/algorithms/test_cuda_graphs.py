@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from pytorchrl.agent.algorithms import PPO, cuda_graphs
-from pytorchrl.agent.algorithms.cuda_graphs import Recorded, recorded
+from pytorchrl.agent import cuda_graphs
+from pytorchrl.agent.algorithms import PPO
+from pytorchrl.agent.cuda_graphs import Recorded, recorded
 
 CPU = torch.device("cpu")
 
