@@ -167,30 +167,39 @@ class Recorded:
         is_compiled: Whether the function is a compiled graph. The operations of other functions are watched in the last
             call before the recording, because a recording that fails may leave memory and generators unusable. Compiled
             graphs contain no operations that wait, and cannot be watched.
+        copies_result: Whether results are copies. If not, the next call overwrites a recorded result.
+        name: Name of the function, for the warning; by default, it is not named.
+
+    Attributes:
+        has_failed: Whether nothing is recorded any more, because the function cannot be recorded.
     """
 
-    def __init__(self, function: Callable[..., object], recorder: CudaRecorder, *, is_compiled: bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., object], recorder: CudaRecorder, *, is_compiled: bool = False,
+        copies_result: bool = True, name: str = "",
+    ) -> None:
         self._function, self._recorder, self._is_compiled = function, recorder, is_compiled
+        self._copies_result, self._name = copies_result, name
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, tuple[list[object], object, Callable[[], None]]] = {}
-        self._has_failed = False
+        self.has_failed = False
 
     def __call__(self, *args: object) -> object:
-        """Return the result of the function, in new tensors."""
+        """Return the result of the function."""
         leaves, spec = pytree.tree_flatten(args)
         key = tuple([(leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         if key not in self._graphs and not self._record(key, leaves, spec):
-            is_last = not self._has_failed and self._calls[key] == _NUM_WARM_UP_CALLS
+            is_last = not self.has_failed and self._calls[key] == _NUM_WARM_UP_CALLS
             return self._watched(args) if is_last and not self._is_compiled else self._function(*args)
         inputs, result, replay = self._graphs[key]
         _copy(leaves, inputs)
         replay()
-        return pytree.tree_map_only(Tensor, Tensor.clone, result)
+        return pytree.tree_map_only(Tensor, Tensor.clone, result) if self._copies_result else result
 
     def _record(self, key: Hashable, leaves: list[object], spec: pytree.TreeSpec) -> bool:
         """Record the function if it has had enough calls with these shapes; return whether it has been recorded."""
         self._calls[key] += 1
-        if self._has_failed or self._calls[key] <= _NUM_WARM_UP_CALLS or len(self._graphs) == _MAX_GRAPHS:
+        if self.has_failed or self._calls[key] <= _NUM_WARM_UP_CALLS or len(self._graphs) == _MAX_GRAPHS:
             return False
         inputs = [
             torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=self._recorder.device)
@@ -200,7 +209,7 @@ class Recorded:
             own_args = pytree.tree_unflatten(inputs, spec)
             result, replay = self._recorder.record(lambda: self._function(*own_args))
         except RuntimeError as error:
-            self._fail(str(error).splitlines()[0])
+            self.give_up(str(error).splitlines()[0])
             return False
         self._graphs[key] = inputs, result, replay
         return True
@@ -212,14 +221,15 @@ class Recorded:
         with _Watch(device) as watch:
             result = self._function(*args)
         if watch.found is not None:
-            self._fail(f"the operation {watch.found} waits for a value of the GPU, or copies between devices")
+            self.give_up(f"the operation {watch.found} waits for a value of the GPU, or copies between devices")
         return result
 
-    def _fail(self, reason: str) -> None:
-        self._has_failed = True
+    def give_up(self, reason: str) -> None:
+        """Record nothing any more; a warning gives the reason."""
+        self.has_failed = True
         self._graphs.clear()  # After a failed recording, they may draw the same random numbers as other calls.
-        logger.warning("compile=True launches kernels one at a time, which is slower, because they could not be "
-                       "recorded into a CUDA graph: %s", reason)
+        logger.warning("compile=True launches kernels%s one at a time, which is slower, because they could not be "
+                       "recorded into a CUDA graph: %s", f" of {self._name}" if self._name else "", reason)
 
 
 def recorded(function: Callable[P, R], device: torch.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
@@ -538,7 +538,7 @@ class EnvFactory(Factory[VecEnv]):
 
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword
         self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,
-        num_threads: int = 1, incarnation: int = 0, kind: type[VecEnv] | None = None,
+        num_threads: int = 1, incarnation: int = 0, kind: Callable[..., VecEnv] | None = None,
     ) -> VecEnv:
         """Build the environments of one worker; see `VecEnv` for the arguments that are not described here.
 
@@ -549,7 +549,7 @@ class EnvFactory(Factory[VecEnv]):
             seed: See `VecEnv`.
             num_threads: See `VecEnv`.
             incarnation: See `VecEnv`.
-            kind: Class of the result, such as `TensorVecEnv`; None: `self.cls`.
+            kind: Class of the result, such as `TensorVecEnv`, or a function that builds it; None: `self.cls`.
 
         Raises:
             EnvError: The spaces of the environments differ from those that `create_factory` found.

@@ -43,9 +43,12 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         device: Device of all tensors.
         state: The state of all environments, (N, S) float32.
         generator: Source of all random numbers, on the device; `reset` seeds it.
+        is_compiled: As given.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium declares it
+    is_recordable = True
+    """Whether `step` can be recorded into a CUDA graph; see `pytorchrl.agent.env.tensors.recording`."""
     num_draws: ClassVar[int]
     """Number of random numbers that the first state of an episode needs."""
     _graphs: dict[Hashable, Callable[..., _StepResult]]
@@ -66,7 +69,7 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
         self.device = self.generator.device
         self.state = self.start(self._draw())
         self._num_steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._is_compiled = compiled
+        self.is_compiled = compiled
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; if it is not a tensor, which graphs read in each call, discard the compiled graphs."""
@@ -106,7 +109,7 @@ class TensorEnv(VectorEnv[TensorObservation, Tensor, Tensor]):
     def step(self, actions: Tensor) -> _StepResult:
         """Step all environments; those whose episode ends return the first observation of the next episode."""
         draws = self._draw()
-        if not self._is_compiled:
+        if not self.is_compiled:
             return self.transition(actions, draws)
         layout = actions.dtype, actions.shape, actions.stride(), actions.device
         if layout not in self._graphs:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytorchrl.agent.algorithms.precision import is_compiled
 from pytorchrl.agent.env.tensors.vec_env import class_for
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.numerics import Numerics
@@ -95,7 +96,9 @@ class CWorkerRecipe:
             self.train_envs_factory, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         kind = class_for(self.train_envs_factory, device)
-        return make if kind is None else functools.partial(make, kind=kind)
+        # as with the function that chooses actions, `compile=True` decides whether steps are recorded into CUDA graphs
+        return make if kind is None else functools.partial(
+            make, kind=functools.partial(kind, records=is_compiled(self.algo_factory)))
 
     def num_workers_of(self, index_parent: int) -> int:
         """Return the number of collection workers of the gradient worker with this index."""

@@ -198,6 +198,8 @@ def problems_with_options(messages):
 ELSEWHERE = {
     "set this variable before Python starts":
         "scheme/test_numerics.py::test_it_may_be_too_late_for_deterministic_kernels",
+    "change tensors in place, such as by copy_":
+        "agent/env/tensors/test_recording.py::test_tensors_that_are_changed_in_place_are_recorded",
     "pass mask=info['action_mask']": "agent/test_acting.py::test_masks_are_obeyed",
     "pass mask=, (B, n) bool": "agent/test_acting.py::test_masks_are_obeyed",
     "give feature_extractor='cnn' or 'impala'":

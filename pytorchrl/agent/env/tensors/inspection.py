@@ -143,3 +143,11 @@ def copied(obs: Observation) -> Observation:
     if isinstance(obs, tuple):
         return tuple(map(copied, obs))
     return obs.clone() if isinstance(obs, Tensor) else np.array(obs)
+
+
+def copy_into(target: Observation, obs: Observation) -> None:
+    """Copy nested observations of tensors into others of the same form."""
+    for name in target if hasattr(target, "items") else range(len(target)) if isinstance(target, tuple) else ():
+        copy_into(target[name], obs[name])
+    if isinstance(target, Tensor):
+        target.copy_(obs)

@@ -28,7 +28,7 @@ from torch import Tensor
 from pytorchrl.agent.env.aliases import Action, AnySpace, EnvObject, Info, Observation
 from pytorchrl.agent.env.single import unwrapped
 from pytorchrl.agent.env.statistics import APPROXIMATED
-from pytorchrl.agent.env.tensors.inspection import copied
+from pytorchrl.agent.env.tensors.inspection import copied, copy_into
 from pytorchrl.errors import EnvError
 from pytorchrl.support.terminal import get_logger
 
@@ -59,13 +59,14 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         truncation: See the option of `VecEnv`.
 
     Attributes:
+        given: The object.
         stays_on_device: Whether `step` must not read flags of the device; whether last observations are unknown is then
             reported by the entry `APPROXIMATED` of `info` alone.
     """
 
     def __init__(self, env: EnvObject, truncation: str) -> None:
         self.stays_on_device = False
-        self._env, self._is_approximate = env, truncation == "approximate"
+        self.given, self._is_approximate = env, truncation == "approximate"
         self._base = base = unwrapped(env)
         self.num_envs = int(base.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
@@ -94,7 +95,7 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
             EnvError: The result has another form than this module describes, or an episode was cut off and its last
                 observation is unknown.
         """
-        result = self._env.step(actions)
+        result = self.given.step(actions)
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise EnvError(
                 f"step: expected (observations, reward, terminated, truncated, extras) or (observations, reward, "
@@ -113,7 +114,8 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
             if name in info:
                 info[FINAL_OBS] = info[name]
         if FINAL_OBS not in info and self.stays_on_device:  # whether an episode has ended is found out later
-            info |= {FINAL_OBS: self._before if self._is_approximate else obs, APPROXIMATED: truncated & ~terminated}
+            info |= {FINAL_OBS: copied(self._before) if self._is_approximate else obs,
+                     APPROXIMATED: truncated & ~terminated}
         elif FINAL_OBS not in info and bool((terminated | truncated).any()):
             info |= self._approximated(obs, truncated & ~terminated)
         self._keep(obs)
@@ -121,13 +123,13 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
 
     def close(self, **options: object) -> None:
         """Close the object, if it can be closed."""
-        close = getattr(self._env, "close", None)
+        close = getattr(self.given, "close", None)
         if callable(close):
             close()
 
     def _reset(self, seed: int | None = None) -> tuple[Observation, Info]:
         """Reset the object with a seed in the way that it supports; return its observations and its extras."""
-        reset = getattr(self._env, "reset", None)
+        reset = getattr(self.given, "reset", None)
         result = None
         if callable(reset):
             names = _parameters(reset)
@@ -135,14 +137,14 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
                 self._seed(seed)
                 seed = None
             result = reset() if seed is None else reset(seed=seed)
-        if hasattr(self._env, "get_observations"):  # in rsl_rl, `reset` may return something else, or not exist
-            result = self._env.get_observations()
+        if hasattr(self.given, "get_observations"):  # in rsl_rl, `reset` may return something else, or not exist
+            result = self.given.get_observations()
         if isinstance(result, tuple) and len(result) == 2 and (result[1] is None or isinstance(result[1], Mapping)):
             return result[0], dict(result[1] or {})
         return result, {}
 
     def _seed(self, seed: int) -> None:
-        if callable(method := getattr(self._env, "seed", None)):
+        if callable(method := getattr(self.given, "seed", None)):
             method(seed)
         else:
             logger.warning("%s takes no seed, neither in reset(seed=) nor by seed(), so that a run with the same seed "
@@ -171,7 +173,10 @@ class ObjectVector(VectorEnv[Observation, Action, Observation]):
         return spaces.Box(-np.inf, np.inf, (int(number),), np.float32)
 
     def _keep(self, obs: Observation) -> None:
-        if self._is_approximate:
+        """Keep a copy of the latest observations; on a device, at the same place as the previous ones."""
+        if self._is_approximate and self.stays_on_device and self._before is not None:
+            copy_into(self._before, obs)
+        elif self._is_approximate:
             self._before = copied(obs)
 
     def _approximated(self, obs: Observation, cut: Observation) -> Info:

@@ -20,6 +20,7 @@ from pytorchrl.agent.env.spaces import LeafReading, part_at
 from pytorchrl.agent.env.statistics import APPROXIMATED
 from pytorchrl.agent.env.tensors.host import HostVector, final_observations
 from pytorchrl.agent.env.tensors.objects import UNKNOWN_END, ObjectVector
+from pytorchrl.agent.env.tensors.recording import RecordedStep, is_recordable
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.errors import EnvError
 from pytorchrl.support.terminal import get_logger
@@ -72,13 +73,18 @@ def _has_mask(space: object) -> bool:
 
 
 class TensorVecEnv(VecEnv):
-    """E environments on a device, stepped together; see `VecEnv` for the arguments.
+    """E environments on a device, stepped together; see `VecEnv` for the arguments that are not described here.
 
     `reset` and `step` return tensors, and the actions are tensors. Only shapes, dtypes and devices are checked in each
     step; the values are checked once a rollout, when the host reads it.
+
+    Args:
+        options: See `VecEnv`.
+        records: Whether steps on a GPU are recorded into a CUDA graph if the environments allow it; see `RecordedStep`.
+        **place: See `VecEnv`.
     """
 
-    def __init__(self, options: VecEnv.Options, **place: object) -> None:
+    def __init__(self, options: VecEnv.Options, *, records: bool = False, **place: object) -> None:
         super().__init__(options, **place)  # type: ignore[arg-type] # the arguments of `VecEnv`
         assert isinstance(self.vector, HostVector)
         self._tensors = self.vector.env
@@ -96,10 +102,16 @@ class TensorVecEnv(VecEnv):
         self._start = None if self._action_start is None else torch.as_tensor(self._action_start, device=self.device)
         self._of_action = _torch_dtype(self._action_dtype)
         self._none_ended = ~self._every
-        self._was_done = self._none_ended
-        self._returns, self._lengths = self._no_accounts()
+        # A recorded step reads these tensors at the same address in each call, so they are changed in place.
+        self._was_done = self._none_ended.clone()
+        self._returns = torch.zeros(size, dtype=torch.float64, device=self.device)
+        self._lengths = torch.zeros(size, dtype=torch.int64, device=self.device)
+        self._no_return, self._no_length = self._returns[0].clone(), self._lengths[0].clone()
         transform = options.reward_transform if self._transform is not None else None
         self._of_reward = _reward_function(transform)
+        can_record = records and self._every.is_cuda and is_recordable(self._tensors)
+        self._advance: Callable[[Tensor], TensorStep] = RecordedStep(
+            self._stepped, self._tensors, self._every.device) if can_record else self._stepped
 
     @override
     def reset(self) -> tuple[Obs, None]:  # type: ignore[override] # tensors
@@ -112,8 +124,8 @@ class TensorVecEnv(VecEnv):
         except USER_ERRORS as failure:
             self._fail("reset", failure)
         self._state = State.RUNNING
-        self._was_done = self._none_ended
-        self._returns, self._lengths = self._no_accounts()
+        for account in (self._was_done, self._returns, self._lengths):
+            account.zero_()
         return self._leaves("reset", observations), None
 
     @override
@@ -123,20 +135,28 @@ class TensorVecEnv(VecEnv):
         Args:
             action: (E, ...) on the device; continuous actions are float32, and other actions are int64, from 0.
 
+        Returns:
+            The result, which is valid until the next step.
+
         Raises:
             EnvError: An environment raised an exception, or returned tensors of another shape, dtype or device.
         """
         if self._state is not State.RUNNING:
             self._refuse("step")
+        try:
+            step = self._advance(action)
+        except USER_ERRORS as failure:
+            self._fail("step", failure)
+        self._num_steps += 1
+        return step
+
+    def _stepped(self, action: Tensor) -> TensorStep:
+        """Return the result of `step`; this function changes tensors, but no other state."""
         if self._start is not None:
             action = action + self._start
         elif action.dtype is self._of_action:
             action = action.clone()  # the environments may change it, but the stored action must stay the same
-        try:
-            observations, reward, terminated, truncated, info = self._tensors.step(action.to(self._of_action))
-        except USER_ERRORS as failure:
-            self._fail("step", failure)
-        self._num_steps += 1
+        observations, reward, terminated, truncated, info = self._tensors.step(action.to(self._of_action))
         self._check("reward", reward, "f")
         reward = reward.float()
         self._check("terminated", terminated, "b")
@@ -144,25 +164,27 @@ class TensorVecEnv(VecEnv):
         obs = self._leaves("step", observations)
         done, given = terminated | truncated, final_observations(info)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            valid, first = self._every, done
+            valid, first, counted = self._every, done, reward
             # Without last observations, no episode may have ended; `log` finds out.
             approximated = done if given is None else info.get(APPROXIMATED, self._none_ended)
             final_obs = {} if given is None else self._leaves("step, last observations", given)
         else:
             if given is not None:
                 raise EnvError(f"{self._where}, step: {UNEXPECTED_FINAL_OBS}")
-            valid, first, final_obs, approximated = ~self._was_done, self._was_done, {}, self._none_ended
-            done = done & valid
-            self._was_done = done
-        self._returns = self._returns + torch.where(valid, reward, 0.0).double()
-        self._lengths = self._lengths + valid
-        step = TensorStep(
+            valid, first, final_obs, approximated = ~self._was_done, self._was_done.clone(), {}, self._none_ended
+            counted, done = torch.where(valid, reward, 0.0), done & valid
+            self._was_done.copy_(done)
+        returns, lengths = self._returns + counted, self._lengths + valid
+        torch.where(done, self._no_return, returns, out=self._returns)
+        torch.where(done, self._no_length, lengths, out=self._lengths)
+        return TensorStep(
             obs, reward if self._of_reward is None else self._of_reward(reward), terminated,
-            truncated & ~terminated, valid, first, final_obs, done, self._returns, self._lengths,
-            approximated)
-        self._returns = torch.where(done, 0.0, self._returns)
-        self._lengths = torch.where(done, 0, self._lengths)
-        return step
+            truncated & ~terminated, valid, first, final_obs, done, returns, lengths, approximated)
+
+    @override
+    def close(self) -> None:
+        self._advance = self._stepped  # frees the memory of graphs
+        super().close()
 
     def log(self, episodes: Iterable[Episode]) -> None:
         """Write finished episodes to the monitor file, if there is one; the host reads them once a rollout.
@@ -185,11 +207,6 @@ class TensorVecEnv(VecEnv):
             self._check_values({name: leaf[t] for name, leaf in obs.items()})
         if final_obs and (problem := self._values.problem(final_obs, "last observation {}".format)):
             raise EnvError(f"{self._where}, {problem}")
-
-    def _no_accounts(self) -> tuple[Tensor, Tensor]:
-        """Return returns and lengths of 0."""
-        return (torch.zeros(self.num_envs, dtype=torch.float64, device=self.device),
-                torch.zeros(self.num_envs, dtype=torch.int64, device=self.device))
 
     def _leaves(self, call: str, observations: Observation) -> Obs:
         """Return nested observations as leaves in the form that actors receive."""
