@@ -14,6 +14,7 @@ import torch
 from pytorchrl import Scheme
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.schedules import linear
+from pytorchrl.training.composition import compose
 from tests.emulated_gpu.waits import Waits
 from tests.unit.scheme.test_gpu import GPU, OFF_POLICY, ON_POLICY, agent_of
 
@@ -25,6 +26,8 @@ NUM_ENVS = 4
 LAUNCHED = {"ppo": (140, 20, 20), "a2c": (100, 20, 20), "impala": (100, 20, 20), "appo": (190, 20, 20),
             "dqn": (52, 18, 16), "r2d2": (1000, None, 34), "sac": (220, 30, 23), "ddpg": (120, 24, 21),
             "td3": (125, 25, 21)}
+# Largest number of operations that acting, a step of TorchCartPole, and storing it launch.
+LAUNCHED_IN_A_STEP = {False: (9, 50, 13), True: (6, 2, 13)}
 _batches = {}
 
 
@@ -132,3 +135,30 @@ def test_no_copy_to_the_gpu_waits_in_a_run(device, name):
             scheme.step()
         scheme.stop()
     assert waits.writes == 0, waits.names
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("device", [pytest.param(GPU, marks=ON_GPU)])
+def test_a_step_of_a_collector_launches_few_operations(device, is_compiled):
+    agent, settings, _ = compose("ppo", "pytorchrl/TorchCartPole-v1", {
+        "env_kwargs": {"device": device}, "num_envs": NUM_ENVS, "num_steps": 16, "target_steps": 10_000,
+        "compile": is_compiled, "device": device, "normalize_obs": False, "normalize_reward": False})
+    scheme = Scheme(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory,
+                    **settings, runtime="simulated", seed=1)
+    while scheme.version < 2:
+        scheme.step()
+    worker = scheme.update_worker.local_worker.local_worker
+
+    def waits_of_a_step():
+        row, step = worker.storage.current()[:3], []
+        acting = worker._choose(*row)
+        return [counted(lambda: worker._choose(*row), device),
+                counted(lambda: step.append(worker.envs.step(acting.clipped_action)), device),
+                counted(lambda: worker.storage.insert_transition(acting, *step), device)]
+    with torch.no_grad():
+        waits_of_a_step()  # which also begins a rollout
+        waits = waits_of_a_step()
+    scheme.stop()
+    for found, largest in zip(waits, LAUNCHED_IN_A_STEP[is_compiled], strict=True):
+        assert (found.reads, found.writes) == (0, 0), found.names
+        assert found.launched <= largest, found.names
