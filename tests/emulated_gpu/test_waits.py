@@ -27,7 +27,7 @@ LAUNCHED = {"ppo": (140, 20, 20), "a2c": (100, 20, 20), "impala": (100, 20, 20),
             "dqn": (52, 18, 16), "r2d2": (1000, None, 34), "sac": (220, 30, 23), "ddpg": (120, 24, 21),
             "td3": (125, 25, 21)}
 # Largest number of operations that acting, a step of TorchCartPole, and storing it launch.
-LAUNCHED_IN_A_STEP = {False: (9, 50, 13), True: (6, 2, 13)}
+LAUNCHED_IN_A_STEP = {False: (9, 50, 4), True: (6, 2, 4)}
 _batches = {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import gymnasium as gym
 import numpy as np
@@ -90,17 +90,15 @@ class TensorRows:
             **{f"other/{name}": rows for name, rows in acting.other.items()}}
         if not self._columns:
             self._columns = {name: value.new_zeros(self.size, *value.shape) for name, value in row.items()}
-        for name, value in row.items():
-            self._columns[name][t] = value
         for name, leaf in step.final_obs.items():
             if name not in self._final_obs:
                 self._final_obs[name] = leaf.new_zeros(self.size, *leaf.shape)
-            self._final_obs[name][t] = leaf
-        for name, leaf in step.obs.items():
-            self._obs[name][t + 1] = leaf
-        for name, state in acting.rhs.items():
-            self._rhs[name][t + 1] = state
-        self._done[t + 1] = step.first
+        _copy_together([
+            *((self._columns[name][t], value) for name, value in row.items()),
+            *((self._final_obs[name][t], leaf) for name, leaf in step.final_obs.items()),
+            *((self._obs[name][t + 1], leaf) for name, leaf in step.obs.items()),
+            *((self._rhs[name][t + 1], state) for name, state in acting.rhs.items()),
+            (self._done[t + 1], step.first)])
         self._t = t + 1
 
     def take(self, copy: bool) -> RolloutData:
@@ -158,6 +156,16 @@ class TensorRows:
         last, self._t, self._taken = self._t, 0, False
         for rows in (*self._obs.values(), *self._rhs.values(), self._done):
             rows[0] = rows[last]
+
+
+def _copy_together(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second tensor of each pair into the first one, with one launch for all tensors of a dtype."""
+    groups: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for pair in pairs:
+        groups.setdefault(pair[0].dtype, []).append(pair)
+    for group in groups.values():
+        targets, sources = zip(*group, strict=True)
+        torch._foreach_copy_(targets, sources)
 
 
 def _are_sound(leaf: Tensor, categories: Tensor | None, rows: Tensor | None = None) -> Tensor:

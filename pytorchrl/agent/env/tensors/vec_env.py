@@ -30,7 +30,7 @@ from pytorchrl.support.tracebacks import USER_ERRORS
 logger = get_logger(__name__)
 
 
-def class_for(envs: EnvFactory, device: torch.device | None) -> type[VecEnv] | None:
+def class_for(envs: EnvFactory, device: torch.device | None) -> type[TensorVecEnv] | None:
     """Return `TensorVecEnv` if the environments of a factory can be stepped without the host, else None.
 
     If they are on a device, but their results must be copied to the host in every step, a warning says why.
