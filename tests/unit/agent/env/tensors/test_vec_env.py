@@ -132,3 +132,45 @@ def test_only_environments_on_a_device_need_a_reason():
     assert factory.device is None
     assert class_for(factory, torch.device("cpu")) is None
     assert reason_for_host(factory, None) == "the actor uses arrays"
+
+
+def test_unknown_last_observations_are_approximated_by_those_before_the_step():
+    factory = VecEnv.create_factory(task, {"has_final": False}, NUM_ENVS, truncation="approximate")
+    envs, found = factory(seed=1, kind=TensorVecEnv), 0
+    before = {name: leaf.clone() for name, leaf in envs.reset()[0].items()}
+    for _ in range(20):
+        step = envs.step(torch.full(envs.action_shape, 0.1))
+        found += int(step.approximated.sum())
+        for name, leaf in before.items():
+            assert torch.equal(step.final_obs[name], leaf), name
+        before = {name: leaf.clone() for name, leaf in step.obs.items()}
+    assert found
+
+
+def test_a_reset_starts_new_accounts():
+    _, envs = pair()
+    envs.reset()
+    action = torch.zeros(envs.action_shape)
+    assert envs.step(action).episode_length.tolist() == [1] * NUM_ENVS
+    envs.reset()
+    step = envs.step(action)
+    assert step.episode_length.tolist() == [1] * NUM_ENVS
+    assert torch.equal(step.episode_return, step.reward.double())
+
+
+def test_the_reward_of_a_reset_is_not_counted():
+    class Rewards(stand_ins.TensorVector):
+        device = torch.device("cpu")
+
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, torch.ones_like(reward), *rest
+
+    factory = VecEnv.create_factory(lambda num_envs: Rewards(num_envs, AutoresetMode.NEXT_STEP), vec_env_size=NUM_ENVS)
+    envs, num_resets = factory(seed=1, kind=TensorVecEnv), 0
+    envs.reset()
+    for _ in range(40):
+        step = envs.step(torch.ones(envs.action_shape))
+        num_resets += int((~step.valid).sum())
+        assert torch.equal(step.episode_return, step.episode_length.double())
+    assert num_resets
