@@ -111,7 +111,7 @@ def failed_capture(emulated: bool) -> dict[str, Any]:
     stream, obs = torch.cuda.current_stream(), {"obs": np.zeros((4, 8), np.float32)}
     actions = [algorithm.acting_step(obs, {}, np.zeros(4, bool)).action for _ in range(10)]
     assert torch.cuda.current_stream() == stream, "another stream is in use after the recording failed"
-    assert algorithm._recorded_act._has_failed, "the recording did not fail"
+    assert algorithm._recorded_act.has_failed, "the recording did not fail"
     assert len(np.unique(actions)) == 10 * 4 * 8, "actions repeat after the recording failed"
     staging, reserved = staging_for(torch.device(GPU), time.monotonic), []
     for number, batch in enumerate(staging.ahead({"obs": torch.ones(1 << 22)} for _ in range(200))):
