@@ -1,0 +1,210 @@
+"""Decide for each pair of switches and each algorithm whether they combine: train and resume, or be refused by name.
+
+    python benchmarks/pairs.py [--algorithms sac dqn] [--sample 300] [--seed 0] [--jobs 2]
+    python benchmarks/pairs.py --table docs/benchmarks/pairs.jsonl
+
+A switch is a set of options. A pair combines if 200 env steps of training have the same result, bit for bit, whether
+the run is interrupted after 100 steps and resumed or not. It is refused if an error names one of its options before
+anything starts. Every other outcome is a defect. Two switches that give the same option different values are no pair.
+One line of JSON is printed per pair; `--table` prints the numbers of outcomes, and the reasons of refusals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import multiprocessing
+import random
+import re
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from results import origin
+
+from pytorchrl import errors, train
+from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.training.composition import option_specs
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "prioritized": {"prioritized": True},
+    "n_step": {"n_step": 3},
+    "critics": {"num_critics": 5},
+    "subset": {"num_critics": 3, "critic_subset": 2},
+    "policy_delay": {"policy_delay": 2},
+    "layer norm": {"critic_norm": "layer"},
+    "dropout": {"critic_dropout": 0.1},
+    "CrossQ": {"critic_norm": "batch", "target_networks": False},
+    "categorical": {"distribution": "categorical"},
+    "quantile": {"distribution": "quantile"},
+    "dueling": {"dueling": True},
+    "noisy": {"noisy": True},
+    "double": {"double": False},
+    "memory": {"recurrent_net": "gru", "recurrent_size": 8},
+    "simba": {"block": "simba", "hidden_sizes": (16, 16), "activation": "relu"},
+    "weight decay": {"optimizer": "adamw", "weight_decay": 0.01},
+    "goals": {"relabel": "future"},
+    "RND": {"intrinsic": "rnd"},
+    "normalized": {"normalize_obs": True},
+    "groups": {"obs_groups": {"actor": ["observation"]}},
+    "masks": {},
+    "gradient limit": {"max_grad_norm": 0.5},
+    "TD3+BC": {"bc_alpha": 2.5},
+    "shared layers": {"shared": True},
+    "clipped values": {"use_clipped_value_loss": True},
+    "exploration by worker": {"epsilon_per_worker": True},
+    "OU noise": {"noise": "ou"},
+}
+"""Name of each switch -> the options that turn it on. "masks" uses environments with action masks."""
+SHORT: dict[str, Any] = {
+    "start_steps": 40, "mini_batch_size": 8, "update_every": 20, "num_updates": 1, "replay_size": 400, "num_steps": 10,
+    "num_envs": 2, "hidden_sizes": (16, 16), "num_epochs": 1, "num_mini_batch": 2, "length": 8, "burn_in": 2,
+    "period": 4, "lr": 1e-3}
+"""Options of all runs, of which an algorithm uses those that it has."""
+
+
+class Place(gym.Env):
+    """Move to a goal on a line within 12 steps; observations are a dictionary with the state and both goals."""
+
+    def __init__(self, actions: str = "discrete", masks: bool = False) -> None:
+        names = ("observation", "achieved_goal", "desired_goal")
+        self.observation_space = gym.spaces.Dict({name: gym.spaces.Box(-9, 9, (1,), np.float32) for name in names})
+        self._masks = masks
+        if masks:
+            self.observation_space["action_mask"] = gym.spaces.MultiBinary(3)
+        self.action_space = (
+            gym.spaces.Discrete(3) if actions == "discrete" else gym.spaces.Box(-1.0, 1.0, (1,), np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._place, self._goal, self._time = np.zeros(1, np.float32), self.np_random.uniform(-2, 2, 1), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        move = action - 1 if isinstance(self.action_space, gym.spaces.Discrete) else action
+        self._place = np.clip(self._place + 0.5 * move, -9, 9).astype(np.float32)
+        self._time += 1
+        reward = float(self.compute_reward(self._place, self._goal, {}))
+        return self._observe(), reward, False, self._time == 12, {}
+
+    def compute_reward(self, achieved, desired, info):
+        return -(np.abs(achieved - desired) > 0.5).astype(np.float32).all(-1).astype(np.float32)
+
+    def _observe(self):
+        seen = {"observation": self._place, "achieved_goal": self._place,
+                "desired_goal": self._goal.astype(np.float32)}
+        if self._masks:
+            seen["action_mask"] = np.array([self._place[0] > -2, 1, 1], np.int8)
+        return {name: np.array(value) for name, value in seen.items()}
+
+
+def kinds_of(algorithm: str) -> tuple[str, ...]:
+    """Return the kinds of actions that an algorithm supports."""
+    found = registered()[algorithm]
+    names = [{space.__name__ for space in spaces} for part in (found.algorithm, found.actor)
+             if (spaces := getattr(part, "action_spaces", ()))]
+    return tuple(kind for kind, space in (("discrete", "Discrete"), ("continuous", "Box"))
+                 if all(space in own for own in names))
+
+
+def pairs(algorithms: list[str]) -> list[tuple[str, str, str, str]]:
+    """Return all cases: an algorithm, a kind of actions, and two switches whose options it has and that agree."""
+    found = []
+    for name in algorithms:
+        known = option_specs(name)
+        own = [switch for switch, options in SWITCHES.items() if options.keys() <= known.keys()]
+        found += [(name, kind, *pair) for kind in kinds_of(name) for pair in itertools.combinations(own, 2)
+                  if _agree(*pair) and (kind == "discrete" or "masks" not in pair)]
+    return found
+
+
+def _agree(one: str, other: str) -> bool:
+    """Return whether no option has different values in two switches."""
+    first, second = SWITCHES[one], SWITCHES[other]
+    return all(first[option] == second[option] for option in first.keys() & second.keys())
+
+
+def decide(case: tuple[str, str, str, str]) -> dict[str, Any]:
+    """Train with a pair of switches, and return the outcome: "trains", "refused" or "defect", with the reason."""
+    name, kind, *switches = case
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    chosen = {**SWITCHES[switches[0]], **SWITCHES[switches[1]]}
+    known = option_specs(name).keys()
+    without = {"mini_batch_size"} if "num_mini_batch" in known else set()
+    if "start_steps" not in known:
+        without |= {"replay_size"}
+    known -= without
+    options = {**{key: value for key, value in SHORT.items() if key in known}, **chosen, "seed": 1, "progress": False,
+               "env_kwargs": {"actions": kind, "masks": "masks" in switches}}
+    start = time.process_time()
+    outcome, reason = "trains", ""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            options |= {"checkpoint_every": 100, "eval_every": None, "tensorboard": False}
+            whole = train(name, Place, target_steps=200, log_dir=f"{folder}/whole", **options)
+            train(name, Place, target_steps=100, log_dir=f"{folder}/halves", **options)
+            halves = train(name, Place, target_steps=200, log_dir=f"{folder}/halves", resume=True, **options)
+        if not _equal(whole.acting_state, halves.acting_state):
+            outcome, reason = "defect", "the two halves differ from the whole"
+        elif whole.summary["updates"] == 0:
+            outcome, reason = "defect", "no update was made"
+    except errors.ConfigError as error:
+        outcome, reason = "refused", _first(str(error))
+        if not any(option in str(error) for option in chosen) and "mask" not in str(error):
+            outcome = "defect"
+    except Exception as error:  # noqa: BLE001 - any other error is a defect, which the table shows
+        outcome, reason = "defect", f"{type(error).__name__}: {_first(str(error))}"
+    return {"algorithm": name, "actions": kind, "switches": switches, "outcome": outcome, "reason": reason,
+            "cpu_s": round(time.process_time() - start, 2)}
+
+
+def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def _first(text: str) -> str:
+    return re.sub(r"\s+", " ", text.strip())[:300]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Return the numbers of outcomes for each algorithm, and the reasons of refusals with the numbers of pairs."""
+    rows = ["| algorithm | actions | trains and resumes | refused |", "|---|---|---|---|"]
+    counts = collections.Counter((line["algorithm"], line["actions"], line["outcome"]) for line in lines)
+    for name, kind in dict.fromkeys((line["algorithm"], line["actions"]) for line in lines):
+        rows.append(f"| {name} | {kind} | {counts[name, kind, 'trains']} | {counts[name, kind, 'refused']} |")
+    rows += ["", "| pairs | reason |", "|---|---|"]
+    reasons = collections.Counter(line["reason"] for line in lines if line["outcome"] == "refused")
+    rows += [f"| {number} | {reason} |" for reason, number in reasons.most_common()]
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Decide the pairs, and print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithms", nargs="+", default=list(registered()))
+    parser.add_argument("--sample", type=int, help="number of pairs, drawn at random; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
+    parser.add_argument("--table", type=Path, help="train nothing, and print a table of the results in this file")
+    options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]), end="")
+        return
+    cases = pairs(options.algorithms)
+    if options.sample:
+        cases = random.Random(options.seed).sample(cases, min(options.sample, len(cases)))
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for found in pool.imap(decide, cases):
+            print(json.dumps({**origin(), **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
