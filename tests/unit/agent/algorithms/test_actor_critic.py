@@ -336,3 +336,39 @@ class Normed(torch.nn.Sequential):
 
     def __init__(self, space):
         super().__init__(torch.nn.BatchNorm1d(space.shape[0]))
+
+
+# Reports about other libraries; see tests/reports.md
+
+
+def test_the_delay_of_the_policy_counts_updates_not_env_steps():
+    """The number of env steps between updates shares a factor with the delay here, which must not matter."""
+    changes = []
+
+    class Watched(SAC):
+        def apply_gradients(self, gradients=None):
+            before = self.groups["pi"].data.clone()
+            found = super().apply_gradients(gradients)
+            changes.append(not torch.equal(before, self.groups["pi"].data))
+            return found
+
+    train(Watched, "Pendulum-v1", num_envs=2, num_steps=2, update_every=4, num_updates=2, policy_delay=4,
+          start_steps=16, target_steps=48, mini_batch_size=4, hidden_sizes=(4,), progress=False)
+    assert len(changes) >= 12
+    assert changes == [number % 4 == 0 for number in range(1, len(changes) + 1)]
+
+
+def test_target_critics_copy_running_moments():
+    algorithm = replay_agents.make("sac", actor={"critic_norm": "batch"}, target_update_interval=2)
+    for number in range(1, 5):
+        replay_agents.update(algorithm, first=number)
+        mine, theirs = (torch.cat([buffer.flatten().double() for buffer in network.buffers()])
+                        for network in (algorithm.actor.critics, algorithm.targets["q"]))
+        assert torch.equal(mine, theirs) == (number % 2 == 0)
+
+
+@pytest.mark.parametrize("actor", [{}, {"critic_norm": "layer", "critic_dropout": 0.1}, {"critic_norm": "batch"}])
+def test_critics_of_an_ensemble_start_with_different_weights(actor):
+    critics = replay_agents.make("sac", actor={"num_critics": 4, **actor}).actor.critics
+    first = [critic.layers.layers[0].weight for critic in critics]
+    assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
