@@ -1,4 +1,4 @@
-"""What a value network estimates: the mean of the return, or the distribution of the return.
+"""Describe what a value network estimates: the mean of the return, or its distribution.
 
 An estimate has the shape of the network's outputs: (...) for a mean, and (..., k) for a distribution with k atoms.
 """
@@ -109,7 +109,7 @@ class ValueEstimate(nn.Module):
         return (outputs - target).abs()
 
 
-class Distribution(ValueEstimate):
+class ReturnDistribution(ValueEstimate):
     """A distribution of the return, described by k atoms."""
 
     num_atoms: int
@@ -127,7 +127,7 @@ class Distribution(ValueEstimate):
         return losses
 
 
-class Categories(Distribution):
+class Categories(ReturnDistribution):
     """Probabilities of k fixed returns z_i with equal distances: C51, Bellemare et al. 2017.
 
     The outputs (..., k) are logits. A target consists of probabilities (..., k).
@@ -175,7 +175,7 @@ class Categories(Distribution):
         return (torch.xlogy(target, target) - target * outputs.log_softmax(-1)).sum(-1)
 
 
-class Quantiles(Distribution):
+class Quantiles(ReturnDistribution):
     """Estimates of k quantiles of the return: QR-DQN, Dabney et al. 2018.
 
     The outputs (..., k) are the quantiles at (i - 1/2) / k for i = 1 to k. A target consists of any number of equally

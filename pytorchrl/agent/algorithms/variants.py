@@ -29,5 +29,10 @@ class Variant:
 VARIANTS: Mapping[str, Variant] = MappingProxyType({
     "redq": Variant("sac", "Chen et al. 2021", {
         "num_critics": 10, "critic_subset": 2, "update_every": 1, "num_updates": 20, "policy_delay": 20}),
+    "c51": Variant("dqn", "Bellemare et al. 2017", {"distribution": "categorical"}),
+    "qrdqn": Variant("dqn", "Dabney et al. 2018", {"distribution": "quantile"}),
+    "rainbow": Variant("dqn", "Hessel et al. 2018", {
+        "distribution": "categorical", "double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3,
+        "initial_epsilon": 0.0, "final_epsilon": 0.0}),
 })
 """All variants by name. A name must not be that of a registered algorithm."""
