@@ -273,6 +273,8 @@ def preset(
                                                                               "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
+    if options.get("target_networks") is False:
+        found = {name: value for name, value in found.items() if name not in ("polyak", "target_update_interval")}
     if algorithm == "dqn":
         found |= _OF_DISTRIBUTION.get((options.get("distribution"), suite), {})
     if suite in KINDS and not isinstance(options.get("feature_extractor", ""), str):

@@ -138,22 +138,24 @@ class DDPG(OffPolicyActorCritic):
         Args:
             next_obs: The normalized observations, one tensor (B, ...) for each leaf.
         """
-        return torch.tanh(self.targets["pi"](next_obs))
+        return torch.tanh(self.targets.get("pi", self.actor.policy)(next_obs))
 
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         actor = self.actor
         obs, next_obs = actor.normalize(batch.obs), actor.normalize(batch.next_obs)
         with torch.no_grad():
-            next_scores = self.smallest(critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)))
-            target = batch.ret + batch.discount * next_scores
-        deltas = critic_scores(actor.critics, obs, batch.action) - target
+            next_action = self.target_actions(next_obs)
+        scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
+        target = batch.ret + batch.discount * self.smallest(next_scores)
+        deltas = scores - target
         loss_q = 0.5 * (batch.weight * deltas.square()).mean(-1).sum()
         action = torch.tanh(actor.policy(obs))
         is_first = self.options.critic_subset is None
-        loss_pi = -(actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action)).mean()
+        with self.fixed_moments():
+            value = actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action)
         errors = deltas.detach().abs().mean(0)
-        return {"q": loss_q, "pi": loss_pi}, {"q": target.mean()}, errors
+        return {"q": loss_q, "pi": -value.mean()}, {"q": target.mean()}, errors
 
     # States
 

@@ -157,10 +157,11 @@ class SAC(OffPolicyActorCritic):
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
-            next_value = self.smallest(critic_scores(self.targets["q"], next_obs, next_action)) - alpha * next_logp
-        scores = critic_scores(actor.critics, obs, batch.action)
+        scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
+        next_value = self.smallest(next_scores) - alpha * next_logp
         action, logp = actor.sample_log_prob(obs, generator)
-        policy_loss = (alpha * logp - self._preferred(critic_scores(actor.critics, obs, action))).mean()
+        with self.fixed_moments():
+            policy_loss = (alpha * logp - self._preferred(critic_scores(actor.critics, obs, action))).mean()
         return next_value, scores, policy_loss, -logp.detach().mean()
 
     def _discrete_terms(
@@ -168,11 +169,10 @@ class SAC(OffPolicyActorCritic):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the same terms as `_continuous_terms`, but for discrete actions."""
         actor = self.actor
+        all_scores, next_scores = self.both_scores(obs, next_obs)
         with torch.no_grad():
-            next_scores = self.smallest(critic_scores(self.targets["q"], next_obs))
             next_logp = actor.log_probs(next_obs, batch.next_mask)
-            next_value = _expectation(next_logp, next_scores) + alpha * _entropy(next_logp)
-        all_scores = critic_scores(actor.critics, obs)
+            next_value = _expectation(next_logp, self.smallest(next_scores)) + alpha * _entropy(next_logp)
         scores = all_scores.gather(-1, batch.action.expand(len(all_scores), -1).unsqueeze(-1)).squeeze(-1)
         logp = actor.log_probs(obs, batch.mask)
         entropy = _entropy(logp)
