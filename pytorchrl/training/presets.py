@@ -81,6 +81,7 @@ _OF_DISTRIBUTION: Mapping[tuple[object, str], Mapping[str, object]] = {
     ("categorical", "classic"): {"num_atoms": 101, "v_min": -100.0, "v_max": 100.0},
     ("categorical", "box2d"): {"num_atoms": 101, "v_min": -300.0, "v_max": 300.0},
     ("categorical", "atari"): {"lr": 2.5e-4, "adam_eps": 0.01 / 32},
+    ("quantile", "classic"): {"num_atoms": 50},
     ("quantile", "atari"): {"lr": 5e-5, "adam_eps": 0.01 / 32},
 }
 _presets: dict[tuple[str, str], Mapping[str, object]] = {

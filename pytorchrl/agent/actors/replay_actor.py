@@ -198,7 +198,8 @@ class ContinuousQNet(nn.Module):
     """Network for the value of one action: an extractor, then layers over its features and the action."""
 
     def __init__(self, options: NetworkOptions, action_size: int, generator: torch.Generator, *,
-                 spaces: LeafSpaces | None = None, critic: CriticOptions | None = None) -> None:
+                 spaces: LeafSpaces | None = None, critic: CriticOptions | None = None,
+                 num_atoms: int | None = None) -> None:
         super().__init__()
         # `layers` has the hidden layers
         self.trunk = replay_trunk(options, generator, hidden_sizes=(), spaces=spaces)
@@ -208,11 +209,16 @@ class ContinuousQNet(nn.Module):
         self.layers = (MLP(inputs, sizes, options.activation, generator) if critic.is_plain else
                        CriticLayers(inputs, sizes, options.activation, critic, generator))
         default_init(self.layers, generator)
-        self.head = replay_linear(self.layers.out_features, 1, generator)
+        self.head = replay_linear(self.layers.out_features, num_atoms or 1, generator)
+        self._is_distribution = num_atoms is not None
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """Return the values (B,) of actions (B, ...) in [-1, 1]; the leaves (B, ...) in `obs` are normalized."""
+        """Return the values (B,) of actions (B, ...) in [-1, 1], or (B, k) if they are distributions with k atoms.
+
+        The leaves (B, ...) in `obs` are normalized.
+        """
         features, _ = self.trunk.forward(obs, None, None)
         hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
         value: Tensor = self.head(hidden)
-        return value.squeeze(-1).float()  # with mixed precision, the head returns bfloat16
+        value = value.float()  # with mixed precision, the head returns bfloat16
+        return value if self._is_distribution else value.squeeze(-1)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -90,19 +89,32 @@ class ValueEstimate(nn.Module):
         """Return the target for an estimate, if the atoms of `outputs` were moved to `atoms` (..., k)."""
         return atoms.squeeze(-1)
 
-    def target(self, outputs: Tensor, ret: Tensor, discount: Tensor) -> Tensor:
-        """Return the target R + DISC * Z, where `outputs` describe Z, the return after the first n steps.
+    def smallest(self, outputs: Tensor, drop_atoms: int) -> Tensor:
+        """Return one cautious estimate (...) from those of C critics, (C, ...); for a mean, the smallest.
+
+        `drop_atoms` concerns quantiles only.
+        """
+        return outputs.amin(0)
+
+    def target(self, outputs: Tensor, ret: Tensor, discount: Tensor, bonus: Tensor | None = None) -> Tensor:
+        """Return the target R + DISC * (Z + bonus), where `outputs` describe Z, the return after the first n steps.
 
         Args:
             outputs: Estimates of the chosen action by the target network.
             ret: R, the n-step return, (...).
             discount: DISC, the discount of the return after n steps, (...).
+            bonus: (...), added to the return after n steps, such as the entropy of SAC; None means 0.
         """
-        return self.project(outputs, ret.unsqueeze(-1) + discount.unsqueeze(-1) * self.atoms(outputs))
+        atoms = self.atoms(outputs) if bonus is None else self.atoms(outputs) + bonus.unsqueeze(-1)
+        return self.project(outputs, ret.unsqueeze(-1) + discount.unsqueeze(-1) * atoms)
+
+    def mean_of_target(self, target: Tensor) -> Tensor:
+        """Return the mean of the return for each target."""
+        return target
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the loss (...) of each estimate; for a mean, half the squared error."""
-        return 0.5 * F.mse_loss(outputs, target, reduction="none")
+        return 0.5 * (outputs - target).square()
 
     def errors(self, outputs: Tensor, target: Tensor, losses: Tensor) -> Tensor:
         """Return the absolute TD errors (...), given the losses; for a distribution, they are the losses."""
@@ -167,6 +179,16 @@ class Categories(ReturnDistribution):
         return ((1 - steps).clamp(min=0) * outputs.softmax(-1).unsqueeze(-2)).sum(-1)
 
     @override
+    def smallest(self, outputs: Tensor, drop_atoms: int) -> Tensor:
+        """Return the distributions of the critic with the smallest mean."""
+        critic = self.mean(outputs).argmin(0, keepdim=True)
+        return torch.take_along_dim(outputs, critic.unsqueeze(-1), 0).squeeze(0)
+
+    @override
+    def mean_of_target(self, target: Tensor) -> Tensor:
+        return (target * self.support).sum(-1)
+
+    @override
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the Kullback-Leibler divergences (...) from the target to the estimate.
 
@@ -206,6 +228,19 @@ class Quantiles(ReturnDistribution):
     def project(self, outputs: Tensor, atoms: Tensor) -> Tensor:
         """Return the moved atoms, because quantiles are not bound to fixed returns."""
         return atoms
+
+    @override
+    def smallest(self, outputs: Tensor, drop_atoms: int) -> Tensor:
+        """Return the atoms of all critics, (..., C (k - drop_atoms)), without the largest C drop_atoms of them.
+
+        Kuznetsov et al. 2020 (TQC), equation 10.
+        """
+        pooled = outputs.movedim(0, -2).flatten(-2)
+        return pooled.sort(-1).values[..., :pooled.shape[-1] - len(outputs) * drop_atoms]
+
+    @override
+    def mean_of_target(self, target: Tensor) -> Tensor:
+        return target.mean(-1)
 
     @override
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
