@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.actors import QActor
-from pytorchrl.agent.algorithms import DQN, R2D2, ReplayAlgorithm
+from pytorchrl.agent.actors import OffPolicyActor, QActor
+from pytorchrl.agent.algorithms import DDPG, DQN, R2D2, SAC, TD3, ReplayAlgorithm
 from pytorchrl.agent.algorithms.r2d2 import rescale, unrescale
 from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import ReplayBuffer
 from pytorchrl.errors import ConfigError, ContractError
 from tests.unit.agent.algorithms import test_r2d2
 from tests.unit.agent.algorithms.test_replay_losses import (
+    ACTION_SIZE,
+    BOX,
     DISCRETE,
     NUM_ACTIONS,
     SAMPLES,
@@ -28,6 +30,8 @@ from tests.unit.agent.algorithms.test_replay_losses import (
     make_batch,
     mlp,
     parameters,
+    policy,
+    squashed,
 )
 
 K, LOW, HIGH = 5, -2.0, 3.0
@@ -223,3 +227,133 @@ def test_r2d2_refuses_another_loss_for_a_distribution_but_not_its_default():
     assert R2D2.create_factory()(actor=actor(seed=1), seed=2).options.loss == "mse"
     with pytest.raises(ConfigError, match="loss='huber' needs an actor with distribution=None"):
         R2D2.create_factory(loss="huber")(actor=actor(seed=1), seed=2)
+
+
+# SAC, TD3, DDPG
+
+
+def critic_outputs(params, obs, action, count):
+    """Return the outputs (count, B, k) of the critics."""
+    rows = np.concatenate((obs, action), 1)
+    return np.stack([linear(params, f"{i}.head", mlp(params, f"{i}.layers.layers", rows)) for i in range(count)])
+
+
+def targets_of(kind, outputs, drop, batch, bonus):
+    """Return the target of each sample, from the outputs (count, B, k) of all target critics."""
+    found = []
+    for row, (ret, discount) in enumerate(zip(double(batch.ret), double(batch.discount), strict=True)):
+        def move(z, ret=ret, by=discount, extra=bonus[row]):
+            return ret + by * (z + extra)
+
+        if kind == "quantile":
+            atoms = sorted(float(atom) for critic in outputs for atom in critic[row])
+            found.append(np.array([move(atom) for atom in atoms[:len(atoms) - drop * len(outputs)]]))
+        else:
+            worst = min(outputs, key=lambda critic, row=row: mean_of(kind, critic[row]))
+            found.append(target_of(kind, worst[row], move))
+    return found
+
+
+def losses_of(kind, outputs, targets):
+    """Return the losses (count, B) of the critics."""
+    return np.array([[loss_of(kind, *pair) for pair in zip(critic, targets, strict=True)] for critic in outputs])
+
+
+def means_of(kind, outputs):
+    return np.array([[mean_of(kind, row) for row in critic] for critic in outputs])
+
+
+def preferred(kind, outputs):
+    """Return what a policy of SAC maximizes: the mean of all quantiles, or the smallest mean of a critic."""
+    return means_of(kind, outputs).mean(0) if kind == "quantile" else means_of(kind, outputs).min(0)
+
+
+@pytest.mark.parametrize(("kind", "count", "drop"), [("categorical", 2, 2), ("quantile", 3, 2), ("quantile", 2, 0)])
+def test_sac_losses_and_gradients_follow_the_formula(kind, count, drop):
+    options = {"drop_atoms": drop} if kind == "quantile" else {}
+    algorithm = make(SAC, OffPolicyActor, BOX, {"num_critics": count, **ATOMS[kind]}, initial_alpha=0.4, **options)
+    batch = make_batch(False)
+    obs, next_obs, action = double(batch.obs["obs"]), double(batch.next_obs["obs"]), double(batch.action)
+    params = parameters(algorithm)
+    generator = algorithm.update_generator.clone_state()
+    next_noise, noise = (double(torch.empty(SAMPLES, ACTION_SIZE).normal_(generator=generator)) for _ in range(2))
+    next_action, next_logp = squashed(params["pi"], next_obs, next_noise)
+    targets = targets_of(kind, critic_outputs(params["target_q"], next_obs, next_action, count), drop, batch,
+                         -0.4 * next_logp)
+    if kind == "quantile":
+        assert {len(target) for target in targets} == {count * (K - drop)}
+
+    def loss_pi(pi):
+        chosen, logp = squashed(pi, obs, noise)
+        return np.mean(0.4 * logp - preferred(kind, critic_outputs(params["q"], obs, chosen, count)))
+
+    mean_logp = squashed(params["pi"], obs, noise)[1].mean()
+
+    def losses(q):
+        return losses_of(kind, critic_outputs(q, obs, action, count), targets)
+
+    info = check_gradients(algorithm, batch, {
+        "q": lambda q: np.mean(double(batch.weight) * losses(q), 1).sum(), "pi": loss_pi,
+        "alpha": lambda alpha: -float(alpha["log_alpha"]) * (mean_logp - ACTION_SIZE)})
+    np.testing.assert_allclose(info["errors"].numpy(), losses(params["q"]).mean(0), rtol=1e-4, atol=1e-6)
+    assert info["q"] == pytest.approx(means_of(kind, critic_outputs(params["q"], obs, action, count)).mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("cls", [DDPG, TD3])
+@pytest.mark.parametrize("kind", ATOMS)
+def test_ddpg_and_td3_losses_and_gradients_follow_the_formula(kind, cls):
+    options = {"target_noise": 0.0} if cls is TD3 else {}
+    algorithm = make(cls, OffPolicyActor, BOX, {"policy": "deterministic", **ATOMS[kind]}, **options)
+    batch = make_batch(False)
+    obs, next_obs, action = double(batch.obs["obs"]), double(batch.next_obs["obs"]), double(batch.action)
+    params = parameters(algorithm)
+    next_action = np.tanh(policy(params["target_pi"], next_obs))
+    targets = targets_of(kind, critic_outputs(params["target_q"], next_obs, next_action, 2), 2, batch,
+                         np.zeros(SAMPLES))
+
+    def loss_pi(pi):
+        means = means_of(kind, critic_outputs(params["q"], obs, np.tanh(policy(pi, obs)), 2))
+        return -(means.mean() if kind == "quantile" else means[0].mean())
+
+    def losses(q):
+        return losses_of(kind, critic_outputs(q, obs, action, 2), targets)
+
+    info = check_gradients(algorithm, batch, {
+        "q": lambda q: np.mean(double(batch.weight) * losses(q), 1).sum(), "pi": loss_pi})
+    np.testing.assert_allclose(info["errors"].numpy(), losses(params["q"]).mean(0), rtol=1e-4, atol=1e-6)
+    mean = np.mean([target.mean() if kind == "quantile" else target @ SUPPORT for target in targets])
+    assert info["q"] == pytest.approx(mean, rel=1e-4, abs=1e-5)
+
+
+def test_targets_of_a_random_subset_pool_its_atoms_only():
+    actor = {"num_critics": 4, **ATOMS["quantile"]}
+    algorithm = make(SAC, OffPolicyActor, BOX, actor, critic_subset=2, drop_atoms=1)
+    outputs = torch.arange(4.0)[:, None, None] * 100 + torch.arange(float(K))
+    seen = {tuple(algorithm.smallest(outputs).squeeze(0).tolist()) for _ in range(60)}
+    expected = {tuple(sorted([*range(100 * i, 100 * i + K), *range(100 * j, 100 * j + K)])[:-2])
+                for i in range(4) for j in range(i)}
+    assert seen == expected
+
+
+def test_values_of_distributions_of_critics_are_means():
+    actor = OffPolicyActor.create_factory(SPACE, BOX, num_critics=3, **ATOMS["quantile"])(seed=1)
+    obs, action = {"obs": torch.randn(6, 3)}, torch.rand(6, 2)
+    outputs = torch.stack([critic(obs, action) for critic in actor.critics])
+    assert outputs.shape == (3, 6, K)
+    torch.testing.assert_close(actor.get_q_scores(obs, action), outputs.mean(-1))
+
+
+@pytest.mark.parametrize(("actor", "options", "message"), [
+    ({}, {"drop_atoms": 3}, "drop_atoms needs an actor with distribution='quantile', got distribution=None"),
+    (ATOMS["categorical"], {"drop_atoms": 3}, "drop_atoms needs .*got distribution='categorical'"),
+    (ATOMS["quantile"], {"drop_atoms": K}, "drop_atoms must be below .*num_atoms=5, got 5"),
+    (ATOMS["quantile"], {"drop_atoms": -1}, "drop_atoms must be a whole number >= 0, got -1")])
+def test_contradictory_numbers_of_atoms_are_refused(actor, options, message):
+    factory = OffPolicyActor.create_factory(SPACE, BOX, **actor)
+    with pytest.raises(ConfigError, match=message):
+        check_fit(SAC.create_factory(**options), factory, ReplayBuffer.create_factory(100))
+
+
+def test_distributions_of_discrete_actions_need_dqn():
+    with pytest.raises(ConfigError, match="distribution='quantile' needs a Box of actions.*use QActor and DQN"):
+        OffPolicyActor.create_factory(SPACE, DISCRETE, distribution="quantile")
