@@ -71,11 +71,13 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if targets would need more critics or atoms than there are, or if atoms have no effect."""
+        """Return a message if targets would need more critics or atoms than there are, or normalization more rows."""
         subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
         if subset is not None and number is not None and subset > number:
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
                     f"num_critics={subset} or more")
+        if getattr(agent.actor, "critic_norm", None) == "batch" and agent.algorithm.mini_batch_size == 1:
+            return "critic_norm='batch' needs mini_batch_size of at least 2, got 1; give 256"
         return _atom_problem(agent) or super().contradiction(agent)
 
     def __init__(
