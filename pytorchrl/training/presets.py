@@ -75,8 +75,9 @@ _REPLAY_PRESETS |= {
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
         **_ATARI},
 }
-# Additions to the presets of DQN for a distribution of the return, by suite. The range of returns on CartPole is that of
-# https://docs.cleanrl.dev/rl-algorithms/c51; the rates on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018.
+# Additions to the presets of DQN for a distribution of the return, by suite. The range on CartPole is that of
+# https://docs.cleanrl.dev/rl-algorithms/c51, and contains the discounted returns of all classic environments. The rates
+# on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018.
 _OF_DISTRIBUTION: Mapping[tuple[object, str], Mapping[str, object]] = {
     ("categorical", "classic"): {"num_atoms": 101, "v_min": -100.0, "v_max": 100.0},
     ("categorical", "box2d"): {"num_atoms": 101, "v_min": -300.0, "v_max": 300.0},

@@ -96,8 +96,8 @@ class OffPolicyActor(ReplayActor):
                                   f"have the layers of the policy; leave {', '.join(found)} out")
             sizes = self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
             if self.distribution is not None and not is_box:
-                raise ConfigError(f"distribution={self.distribution!r} needs a Box of actions, got a Discrete space; use "
-                                  "QActor and DQN")
+                raise ConfigError(f"distribution={self.distribution!r} needs a Box of actions, got a Discrete space; "
+                                  "use QActor and DQN")
             if not sizes and (self.critic_norm == "layer" or self.critic_dropout):
                 raise ConfigError("critic_norm='layer' and critic_dropout need hidden layers in the critics, got none; "
                                   "give critic_hidden_sizes")

@@ -182,7 +182,7 @@ class DiscreteQNet(nn.Module):
         q: Tensor = self.advantage_head(features, *noise).float()  # with mixed precision, heads return bfloat16
         axis = -1  # the axis of actions
         if self._num_atoms is not None:
-            q, axis = q.unflatten(-1, (-1, self._num_atoms)), -2
+            q, axis = q.view(*q.shape[:-1], -1, self._num_atoms), -2
             mask = None if mask is None else mask.unsqueeze(-1)
         if self.value_head is None:
             return q, state

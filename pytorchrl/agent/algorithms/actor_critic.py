@@ -53,8 +53,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
                        "themselves, which then process o and o' in one batch, as in CrossQ.")
 
         drop_atoms: int = option(
-            2, help="Number of the largest atoms per critic that targets leave out, against overestimation; for critics "
-                    "with distribution=\"quantile\" (TQC).", low=0)
+            2, help="Number of the largest atoms per critic that targets leave out, against overestimation; for "
+                    "critics with distribution=\"quantile\" (TQC).", low=0)
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse options of target networks if there are none."""
@@ -71,7 +71,7 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if targets would need more critics or atoms than there are, or normalization more rows."""
+        """Return a message if there are too few critics, atoms or rows, or if `drop_atoms` has no effect."""
         subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
         if subset is not None and number is not None and subset > number:
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
@@ -178,7 +178,8 @@ def _atom_problem(agent: AgentOptions) -> str | None:
         return None
     if kind != QUANTILE:
         return None if "drop_atoms" not in agent.algorithm.changed() else (
-            f"drop_atoms needs an actor with distribution={QUANTILE!r}, got distribution={kind!r}; leave drop_atoms out")
+            f"drop_atoms needs an actor with distribution={QUANTILE!r}, got distribution={kind!r}; leave drop_atoms "
+            "out")
     number = value_estimate(agent.actor).num_atoms
     if number is not None and drop >= number:
         return (f"drop_atoms must be below the number of atoms of a critic, num_atoms={number}, got {drop}; give "

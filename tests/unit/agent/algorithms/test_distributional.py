@@ -355,5 +355,5 @@ def test_contradictory_numbers_of_atoms_are_refused(actor, options, message):
 
 
 def test_distributions_of_discrete_actions_need_dqn():
-    with pytest.raises(ConfigError, match="distribution='quantile' needs a Box of actions.*use QActor and DQN"):
+    with pytest.raises(ConfigError, match=r"distribution='quantile' needs a Box of actions.*use QActor and DQN"):
         OffPolicyActor.create_factory(SPACE, DISCRETE, distribution="quantile")
