@@ -51,7 +51,6 @@ class OffPolicyActorCritic(ReplayAlgorithm):
         target_networks: bool = option(
             True, help="Compute targets with slowly changing copies of the networks; otherwise, with the networks "
                        "themselves, which then process o and o' in one batch, as in CrossQ.")
-
         drop_atoms: int = option(
             2, help="Number of the largest atoms per critic that targets leave out, against overestimation; for "
                     "critics with distribution=\"quantile\" (TQC).", low=0)
