@@ -85,6 +85,11 @@ _OF_DISTRIBUTION: Mapping[tuple[object, str], Mapping[str, object]] = {
     ("quantile", "classic"): {"num_atoms": 50},
     ("quantile", "atari"): {"lr": 5e-5, "adam_eps": 0.01 / 32},
 }
+# The rates of Hessel et al. 2018 (Rainbow), because transitions with high priorities have larger gradients.
+_OF_PRIORITIZED: Mapping[tuple[object, str], Mapping[str, object]] = {
+    ("categorical", "atari"): {
+        "lr": 6.25e-5, "adam_eps": 1.5e-4, "start_steps": 20_000, "target_update_interval": 2000},
+}
 _presets: dict[tuple[str, str], Mapping[str, object]] = {
     **_REPLAY_PRESETS,
     # PPO follows Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers of
@@ -278,7 +283,9 @@ def preset(
     if options.get("target_networks") is False:
         found = {name: value for name, value in found.items() if name not in ("polyak", "target_update_interval")}
     if algorithm == "dqn":
-        found |= _OF_DISTRIBUTION.get((options.get("distribution"), suite), {})
+        kind = (options.get("distribution"), suite)
+        found |= _OF_DISTRIBUTION.get(kind, {})
+        found |= _OF_PRIORITIZED.get(kind, {}) if options.get("prioritized") else {}
     if suite in KINDS and not isinstance(options.get("feature_extractor", ""), str):
         found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
     if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise

@@ -13,7 +13,7 @@ from pytorchrl import SAC
 from pytorchrl.agent.algorithms import algorithm
 from pytorchrl.agent.algorithms.registry import names, registered, registration_of
 from pytorchrl.agent.algorithms.variants import VARIANTS
-from pytorchrl.agent.storages import ReplayBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.cli import main
 from pytorchrl.cli.train import parse
 from pytorchrl.errors import ConfigError
@@ -57,6 +57,34 @@ def test_options_of_a_variant_override_the_preset_and_those_of_the_user_override
         pytorchrl.train("redq", "Pendulum-v1", num_critics=1)
     with pytest.raises(ConfigError, match="gama"):
         pytorchrl.train("redq", "Pendulum-v1", gama=0.9)
+
+
+def test_variants_of_dqn_have_the_range_of_returns_of_a_suite():
+    def parts(name, **options):
+        agent, *_ = compose(name, "CartPole-v1", options)
+        return agent.algo_factory.options, agent.actor_factory.options, agent.storage_factory
+
+    def atoms(name, **options):
+        actor = parts(name, **options)[1]
+        return actor.distribution, actor.num_atoms, actor.v_min, actor.v_max
+
+    assert atoms("c51") == atoms("rainbow") == ("categorical", 101, -100.0, 100.0)
+    assert atoms("dqn", distribution="categorical") == atoms("c51")
+    assert atoms("c51", v_max=500.0, num_atoms=51) == ("categorical", 51, -100.0, 500.0)
+    assert atoms("qrdqn") == atoms("c51", distribution="quantile") == ("quantile", 50, -10.0, 10.0)
+    assert atoms("dqn") == (None, None, -10.0, 10.0)
+    algorithm, actor, storage = parts("rainbow")
+    assert (algorithm.double, actor.dueling, actor.noisy, storage.options.n_step) == (True, True, True, 3)
+    assert (storage.cls, algorithm.initial_epsilon, algorithm.final_epsilon) == (PERBuffer, 0.0, 0.0)
+    assert [preset("dqn", "atari", registration_of(name).options)["lr"] for name in ("c51", "qrdqn", "rainbow")] == [
+        2.5e-4, 5e-5, 6.25e-5]
+    assert "v_min" not in preset("dqn", "classic", {})
+
+
+def test_tqc_has_five_quantile_critics():
+    found = chosen("tqc")
+    assert (found["distribution"], found["num_critics"], found["num_atoms"], found["drop_atoms"]) == (
+        "quantile", 5, 25, 2)
 
 
 def test_the_directory_of_a_run_names_the_variant_and_all_options(tmp_path):
