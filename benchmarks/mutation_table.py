@@ -154,7 +154,7 @@ _ALGORITHMS = [
          ("actor.log_probs(next_obs, batch.next_mask)", "actor.log_probs(next_obs, batch.mask)")),
     *_of("agent/algorithms/actor_critic.py", "agent/algorithms/test_actor_critic.py",
          ("(self.num_updates_made + 1) % delay == 0", "self.num_updates_made % delay == 0"),
-         ('return group == "q" or', 'return group != "pi" or'),
+         ('("pi", "alpha") or', '("pi",) or'),
          ("scores = scores.index_select(0, chosen)", "pass"),
          (".topk(subset).indices", ".topk(subset).indices * 0"),
          ("return scores, next_scores.detach()", "return scores, next_scores"),
