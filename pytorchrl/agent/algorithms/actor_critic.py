@@ -32,10 +32,154 @@ class OffPolicyActorCritic(ReplayAlgorithm):
 
     By default, the target uses the smallest value of all target critics. With `critic_subset`, it uses the smallest
     value of a random subset of them, and the policy maximizes the mean value of all critics: Chen et al. 2021 (REDQ),
-<<<<<<< HEAD
-    algorithm 1. Without `target_networks`, targets are computed with the trained networks: Bhatt et al. 2024 (CrossQ),
-    figure 2.
+    algorithm 1. Without `target_networks`, targets are computed with the trained networks: Bhatt et al. 2024 (CrossQ).
 
     If the critics learn distributions of the return, the target is the distribution of the critic with the smallest
     mean (categorical), or consists of the atoms of all critics without the `drop_atoms` largest ones per critic
     (quantile), and the policy maximizes the mean of all atoms: Kuznetsov et al. 2020 (TQC), equations 9 to 13.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayAlgorithm.Options):
+        """Options of all algorithms with a policy and critics."""
+
+        critic_subset: int | None = option(
+            None, help="Number of critics, drawn at random in each update, whose smallest value is the target; the "
+                       "policy then maximizes the mean of all critics. None means all critics.", low=1)
+        policy_delay: int = option(1, help=f"{POLICY_DELAY_HELP}.", low=1)
+        target_networks: bool = option(
+            True, help="Compute targets with slowly changing copies of the networks; otherwise, with the networks "
+                       "themselves, which then process o and o' in one batch, as in CrossQ.")
+        drop_atoms: int = option(
+            2, help="Number of the largest atoms per critic that targets leave out, against overestimation; for "
+                    "critics with distribution=\"quantile\" (TQC).", low=0)
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse options of target networks if there are none."""
+            yield from super().contradictions()
+            if not self.target_networks:
+                yield from self._without_effect(
+                    ("polyak", "target_update_interval"), "target_networks=True", "target_networks")
+
+    actor_class = OffPolicyActor
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **ReplayAlgorithm.actor_options, "distribution": DISTRIBUTIONS}
+    actor: OffPolicyActor
+
+    @classmethod
+    @override
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """Return a message if there are too few critics, atoms or rows, or if `drop_atoms` has no effect."""
+        subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
+        if subset is not None and number is not None and subset > number:
+            return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
+                    f"num_critics={subset} or more")
+        if getattr(agent.actor, "critic_norm", None) == "batch" and agent.algorithm.mini_batch_size == 1:
+            return "critic_norm='batch' needs mini_batch_size of at least 2, got 1; give 256"
+        return _atom_problem(agent) or super().contradiction(agent)
+
+    def __init__(
+        self, options: OffPolicyActorCritic.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu",
+    ) -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        # As in the authors' code of DroQ, dropout is active in target critics, too.
+        self.mode.also(module.dropout for target in self.targets.values() for module in target.modules()
+                       if isinstance(module, CriticLayers) and isinstance(module.dropout, DROPOUT))
+        self._norms = [module for module in actor.critics.modules() if isinstance(module, NORMALIZATION)]
+
+    @override
+    def groups_with_targets(self) -> tuple[str, ...]:
+        return self.target_groups if self.options.target_networks else ()
+
+    def both_scores(self, obs: Obs, next_obs: Obs, *actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the critics' values of transitions, and the target critics' values of what follows, (num_critics, B).
+
+        For a Discrete space, the values are those of all actions, (num_critics, B, n); for distributions with k atoms,
+        their shape is (num_critics, B, k). No gradient flows through the
+        second result. Without target networks, the critics process both in one batch, so that batch normalization sees
+        both distributions.
+
+        Args:
+            obs: Normalized observations, leaf -> (B, ...).
+            next_obs: Normalized next observations, leaf -> (B, ...).
+            *actions: The stored actions (B, ...) and the next actions (B, D); empty for a Discrete space.
+        """
+        critics = self.actor.critics
+        if self.options.target_networks:
+            with torch.no_grad():
+                next_scores = critic_scores(self.targets["q"], next_obs, *actions[1:])
+            return critic_scores(critics, obs, *actions[:1]), next_scores
+        joint = {leaf: torch.cat((rows, next_obs[leaf])) for leaf, rows in obs.items()}
+        action = [torch.cat([part.flatten(1) for part in actions])] if actions else []
+        scores, next_scores = critic_scores(critics, joint, *action).chunk(2, 1)
+        return scores, next_scores.detach()
+
+    @contextmanager
+    def fixed_moments(self) -> Iterator[None]:
+        """Let batch normalization in the critics use its running moments, without learning, within a `with` block.
+
+        The loss of the policy is computed in this way, as in CrossQ, because actions of the policy have another
+        distribution than those in the storage.
+        """
+        before = [norm.training for norm in self._norms]
+        for norm in self._norms:
+            norm.training = False
+        yield
+        for norm, training in zip(self._norms, before, strict=True):
+            norm.training = training
+
+    def smallest(self, scores: Tensor) -> Tensor:
+        """Return the smallest value of each row, (B,) or (B, n), over all critics or over a random subset of them.
+
+        For distributions, the result is a cautious distribution (B, m); see `ValueEstimate.smallest`.
+
+        Args:
+            scores: Values of the target critics, (num_critics, B), (num_critics, B, n) or (num_critics, B, k).
+        """
+        subset = self.options.critic_subset
+        if subset is not None:
+            # The places of the largest of independent draws are a uniformly random subset.
+            chosen = standard_normal(scores.new_empty(len(scores)), self.update_generator).topk(subset).indices
+            scores = scores.index_select(0, chosen)
+        return self.actor.estimate.smallest(scores, self.options.drop_atoms)
+
+    @property
+    def maximizes_mean(self) -> bool:
+        """Whether the policy maximizes the mean of all critics, as in REDQ and TQC."""
+        return self.options.critic_subset is not None or self.actor.options.distribution == QUANTILE
+
+    def critic_loss(self, outputs: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss () of the critics, a sum over critics of means over samples, and the absolute errors (B,).
+
+        Args:
+            outputs: Outputs of the critics for the stored actions, (num_critics, B) or (num_critics, B, k).
+            target: Target of all critics, (B,) or (B, m).
+            weight: Weight (B,) of each sample.
+        """
+        estimate = self.actor.estimate
+        losses = estimate.loss(outputs, target)
+        errors = estimate.errors(outputs.detach(), target, losses.detach()).mean(0)
+        return (weight * losses).mean(-1).sum(), errors
+
+    @override
+    def is_due(self, group: str) -> bool:
+        """Return whether the next update changes `group`; the policy and alpha change every `policy_delay` updates."""
+        delay: int = self.options.policy_delay
+        return group not in ("pi", "alpha") or (self.num_updates_made + 1) % delay == 0
+
+
+def _atom_problem(agent: AgentOptions) -> str | None:
+    """Return a message if `drop_atoms` has no effect, or would drop all atoms."""
+    drop, kind = agent.algorithm.drop_atoms, getattr(agent.actor, "distribution", None)
+    if agent.actor is None:
+        return None
+    if kind != QUANTILE:
+        return None if "drop_atoms" not in agent.algorithm.changed() else (
+            f"drop_atoms needs an actor with distribution={QUANTILE!r}, got distribution={kind!r}; leave drop_atoms "
+            "out")
+    number = value_estimate(agent.actor).num_atoms
+    if number is not None and drop >= number:
+        return (f"drop_atoms must be below the number of atoms of a critic, num_atoms={number}, got {drop}; give "
+                f"drop_atoms=0, or more atoms")
+    return None
