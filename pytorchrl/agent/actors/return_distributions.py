@@ -173,10 +173,14 @@ class Categories(ReturnDistribution):
         """Return the probabilities of the z_i after a projection, Bellemare et al. 2017, equation 7.
 
         Each atom outside [v_min, v_max] moves to the bound. An atom between z_i and z_(i+1) gives its probability to
-        both, in inverse proportion to its distances from them; an atom at z_i gives all to z_i.
+        both, the larger part to the nearer one; an atom at z_i gives all to z_i.
         """
-        steps = (atoms.clamp(self._low, self._high).unsqueeze(-2) - self.support.unsqueeze(-1)).abs() / self._gap
-        return ((1 - steps).clamp(min=0) * outputs.softmax(-1).unsqueeze(-2)).sum(-1)
+        place = (atoms.clamp(self._low, self._high) - self._low) / self._gap
+        left = place.floor().clamp(0, self.num_atoms - 2)
+        # The place of NaN would be no index; the shares remain NaN, so that the update is refused.
+        probabilities, share, index = outputs.softmax(-1), place - left, left.nan_to_num(0.0).long()
+        target = torch.zeros_like(probabilities).scatter_add(-1, index, probabilities * (1 - share))
+        return target.scatter_add(-1, index + 1, probabilities * share)
 
     @override
     def smallest(self, outputs: Tensor, drop_atoms: int) -> Tensor:
@@ -249,9 +253,8 @@ class Quantiles(ReturnDistribution):
         With the errors u_ij = target_j - output_i, a loss is the sum over i of the mean over j of
         |level_i - 1{u_ij < 0}| * huber(u_ij).
         """
-        errors = target.unsqueeze(-2) - outputs.unsqueeze(-1)
-        sizes = errors.detach().abs()
-        near = sizes.clamp(max=1)
-        huber = near * (errors.abs() - 0.5 * near)
-        weights = (self.levels.unsqueeze(-1) - (errors.detach() < 0).float()).abs()
-        return (weights * huber).mean(-1).sum(-1)
+        errors, levels = target.unsqueeze(-2) - outputs.unsqueeze(-1), self.levels.unsqueeze(-1)
+        with torch.no_grad():
+            slopes = errors.clamp(-1.0, 1.0)  # of the Huber loss, which is slope * (u - slope / 2)
+            weighted = torch.where(errors < 0, 1 - levels, levels) * slopes
+        return (weighted * (errors - 0.5 * slopes)).mean(-1).sum(-1)

@@ -125,6 +125,14 @@ def test_dqn_loss_and_gradient_follow_the_formula(kind, is_double, dueling, mask
 
 
 @pytest.mark.parametrize("kind", ATOMS)
+def test_a_return_that_is_not_a_number_makes_the_whole_gradient_nan(kind):
+    algorithm, batch = make(DQN, QActor, DISCRETE, ATOMS[kind]), make_batch(True)
+    batch.ret[2] = math.nan
+    (gradient,), _ = algorithm.compute_gradients(batch)
+    assert gradient.isnan().all()
+
+
+@pytest.mark.parametrize("kind", ATOMS)
 def test_noisy_networks_use_new_noise_for_each_batch_and_none_for_evaluation(kind):
     algorithm = make(DQN, QActor, DISCRETE, {"noisy": True, "dueling": True, **ATOMS[kind]}, start_steps=0,
                      initial_epsilon=0.0, final_epsilon=0.0)
