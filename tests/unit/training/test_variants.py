@@ -99,17 +99,34 @@ def test_the_directory_of_a_run_names_the_variant_and_all_options(tmp_path):
     assert all((again.acting_state[name] == tensor).all() for name, tensor in agent.acting_state.items())
 
 
-@pytest.mark.parametrize("name", ["redq", "droq", "crossq"])
+@pytest.mark.parametrize("name", ["redq", "droq", "crossq", "tqc", "rainbow", "qrdqn"])
 def test_a_run_of_a_variant_resumes_bit_for_bit(name, tmp_path):
     options = {**TINY, "target_steps": 60, "checkpoint_every": 40}
     options |= {"critic_hidden_sizes": (5,)} if name == "crossq" else {}
-    whole = pytorchrl.train(name, "Pendulum-v1", log_dir=tmp_path / "whole", **options)
-    with make_learner(name, "Pendulum-v1", log_dir=tmp_path / "parts", **options)[0] as learner:
+    env, obs = "Pendulum-v1", [0.1, 0.2, 0.3]
+    if VARIANTS[name].algorithm == "dqn":
+        env, obs = "CartPole-v1", [0.1, 0.2, 0.3, 0.4]
+        del options["num_critics"]
+    whole = pytorchrl.train(name, env, log_dir=tmp_path / "whole", **options)
+    with make_learner(name, env, log_dir=tmp_path / "parts", **options)[0] as learner:
         while learner.env_steps < 50:
             learner.step()
-    resumed = pytorchrl.train(name, "Pendulum-v1", log_dir=tmp_path / "parts", resume=True, **options)
-    assert pytorchrl.load(tmp_path / "parts").act([0.1, 0.2, 0.3]) == whole.act([0.1, 0.2, 0.3])
+    resumed = pytorchrl.train(name, env, log_dir=tmp_path / "parts", resume=True, **options)
+    assert pytorchrl.load(tmp_path / "parts").act(obs) == whole.act(obs)
     assert all((resumed.acting_state[name] == tensor).all() for name, tensor in whole.acting_state.items())
+
+
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2, "col_communication": "async"}, {"num_grad_workers": 2, "grad_communication": "async"},
+    {"num_grad_workers": 2, "distribute_gradients": True},
+    {"num_col_workers": 2, "col_communication": "async", "num_replay_workers": 2}], ids=str)
+@pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow", "tqc"])
+def test_distributions_train_in_every_kind_of_scheme(name, settings):
+    env = "Pendulum-v1" if name == "tqc" else "CartPole-v1"
+    agent = pytorchrl.train(name, env, **settings, target_steps=200, start_steps=40, num_steps=4, mini_batch_size=4,
+                            hidden_sizes=(4,), num_atoms=7, seed=1, progress=False, runtime="simulated")
+    assert agent.summary["updates"] > 0
+    assert all(tensor.isfinite().all() for tensor in agent.acting_state.values())
 
 
 def test_the_command_line_knows_variants(capsys, tmp_path):
