@@ -93,9 +93,12 @@ def check_weights(algorithm: object, weights: object) -> None:
         raise violation(algorithm, "loss_weights()", repr(weights), "a dictionary, name of a term -> finite number")
 
 
-def check_per_sample(part: object, method: str, value: object, like: Tensor) -> None:
-    """Raise `ContractError` unless a method returned a floating-point tensor with the shape of `like`."""
-    _check_tensor(part, method, "", value, like.shape, None, "one number for each sample")
+def check_per_sample(part: object, method: str, value: object, like: Tensor, meaning: str = "one number") -> None:
+    """Raise `ContractError` unless a method returned a floating-point tensor with the shape of `like`.
+
+    The error says that the tensor contains `meaning` for each sample.
+    """
+    _check_tensor(part, method, "", value, like.shape, None, f"{meaning} for each sample")
 
 
 def check_target_groups(algorithm: UserPart, networks: Mapping[str, object]) -> None:
@@ -251,12 +254,12 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
     return features
 
 
-def check_output(actor: object, network: str, output: object, size: int | None) -> None:
+def check_output(actor: object, network: str, output: object, *sizes: int | None) -> None:
     """Raise `ContractError` unless a network returned a float tensor of the right shape for all-zero observations.
 
-    The shape must be (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) if `size` is None.
+    The shape must be (`NUM_EXAMPLES`, *`sizes`), without the sizes that are None.
     """
-    shape = (NUM_EXAMPLES,) if size is None else (NUM_EXAMPLES, size)
+    shape = (NUM_EXAMPLES, *(size for size in sizes if size is not None))
     if not isinstance(output, Tensor) or tuple(output.shape) != shape or not output.is_floating_point():
         raise violation(actor, network, _described(output),
                         f"a tensor of shape {shape} for {NUM_EXAMPLES} observations")

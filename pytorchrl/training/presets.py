@@ -75,6 +75,21 @@ _REPLAY_PRESETS |= {
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
         **_ATARI},
 }
+# Additions to the presets of DQN for a distribution of the return, by suite. The range on CartPole is that of
+# https://docs.cleanrl.dev/rl-algorithms/c51, and contains the discounted returns of all classic environments. The rates
+# on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018.
+_OF_DISTRIBUTION: Mapping[tuple[object, str], Mapping[str, object]] = {
+    ("categorical", "classic"): {"num_atoms": 101, "v_min": -100.0, "v_max": 100.0},
+    ("categorical", "box2d"): {"num_atoms": 101, "v_min": -300.0, "v_max": 300.0},
+    ("categorical", "atari"): {"lr": 2.5e-4, "adam_eps": 0.01 / 32},
+    ("quantile", "classic"): {"num_atoms": 50},
+    ("quantile", "atari"): {"lr": 5e-5, "adam_eps": 0.01 / 32},
+}
+# The rates of Hessel et al. 2018 (Rainbow), because transitions with high priorities have larger gradients.
+_OF_PRIORITIZED: Mapping[tuple[object, str], Mapping[str, object]] = {
+    ("categorical", "atari"): {
+        "lr": 6.25e-5, "adam_eps": 1.5e-4, "start_steps": 20_000, "target_update_interval": 2000},
+}
 _presets: dict[tuple[str, str], Mapping[str, object]] = {
     **_REPLAY_PRESETS,
     # PPO follows Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers of
@@ -267,6 +282,10 @@ def preset(
         found.pop("num_mini_batch", None)
     if options.get("target_networks") is False:
         found = {name: value for name, value in found.items() if name not in ("polyak", "target_update_interval")}
+    if algorithm == "dqn":
+        kind = (options.get("distribution"), suite)
+        found |= _OF_DISTRIBUTION.get(kind, {})
+        found |= _OF_PRIORITIZED.get(kind, {}) if options.get("prioritized") else {}
     if suite in KINDS and not isinstance(options.get("feature_extractor", ""), str):
         found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
     if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise

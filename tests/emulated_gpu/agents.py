@@ -157,6 +157,9 @@ AGENTS = {
                                           initial_epsilon=0.0, final_epsilon=0.0),
     "DQN, mask, priorities": replay("box", "number", DQN, prioritized(n_step=3), mask=True),
     "DQN, priorities, shards": replay("box", "number", DQN, prioritized(), settings=SHARDS),
+    "C51, dueling, noisy, priorities": replay("box", "number", DQN, prioritized(n_step=3), actor={
+        "noisy": True, "dueling": True, "distribution": "categorical"}, initial_epsilon=0.0, final_epsilon=0.0),
+    "TQC": replay("box", "real", SAC, actor={"distribution": "quantile", "num_atoms": 9, "num_critics": 3}),
     "R2D2": replay("box", "number", R2D2, sequences(), actor=LSTM | {"prev_action_reward": True}),
 }
 # Agents whose functions are recorded into CUDA graphs.

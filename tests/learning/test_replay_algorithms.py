@@ -34,6 +34,21 @@ def test_dqn_solves_cartpole(variant):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow"])
+def test_distributions_of_the_return_solve_cartpole(name):
+    results = [play(name, "CartPole-v1", seed)[0] for seed in (1, 2, 3)]
+    assert statistics.median(results) >= 400, results
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(7200)
+def test_tqc_swings_a_pendulum_up():
+    results = [play("tqc", "Pendulum-v1", seed, target_steps=10_000)[0] for seed in (1, 2, 3)]
+    assert statistics.median(results) >= -250, results
+
+
+@pytest.mark.learning
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg"])

@@ -95,6 +95,9 @@ class OffPolicyActor(ReplayActor):
                 raise ConfigError(f"{', '.join(found)} needs a Box of actions, because critics of Discrete actions "
                                   f"have the layers of the policy; leave {', '.join(found)} out")
             sizes = self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
+            if self.distribution is not None and not is_box:
+                raise ConfigError(f"distribution={self.distribution!r} needs a Box of actions, got a Discrete space; "
+                                  "use QActor and DQN")
             if not sizes and (self.critic_norm == "layer" or self.critic_dropout):
                 raise ConfigError("critic_norm='layer' and critic_dropout need hidden layers in the critics, got none; "
                                   "give critic_hidden_sizes")
@@ -141,7 +144,8 @@ class OffPolicyActor(ReplayActor):
         float32. `critics` is a ModuleList.
 
         For a Box, `policy(obs)` returns actions (B, D) before tanh if the policy is deterministic. Otherwise, it
-        returns means and then log standard deviations, (B, 2 D). Each `critic(obs, action)` returns values (B,).
+        returns means and then log standard deviations, (B, 2 D). Each `critic(obs, action)` returns values (B,) or, if
+        the option `distribution` is set, (B, k), where k is `self.estimate.num_atoms`.
 
         For a Discrete space, `policy(obs)` returns logits (B, n), and each `critic(obs)` returns values (B, n).
         """
@@ -150,7 +154,8 @@ class OffPolicyActor(ReplayActor):
         seen = options.group(CRITIC_GROUP)
         self.critics = nn.ModuleList(
             DiscreteQNet(options, size, generator, spaces=seen) if self.is_discrete else
-            ContinuousQNet(options, size, generator, spaces=seen, critic=options) for _ in range(options.num_critics))
+            ContinuousQNet(options, size, generator, spaces=seen, critic=options, num_atoms=self.estimate.num_atoms)
+            for _ in range(options.num_critics))
 
     @property
     def num_outputs(self) -> int:
@@ -168,7 +173,7 @@ class OffPolicyActor(ReplayActor):
                 check_output(self, "critics[i](obs)", critic(obs), self.action_size)
             else:
                 action = torch.zeros((NUM_EXAMPLES, *self.low.shape), device=self.device)
-                check_output(self, "critics[i](obs, action)", critic(obs, action), None)
+                check_output(self, "critics[i](obs, action)", critic(obs, action), self.estimate.num_atoms)
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the critics and the policy, which are the parameter groups `q` and `pi`."""
@@ -259,6 +264,8 @@ class OffPolicyActor(ReplayActor):
     def get_q_scores(self, obs: Obs, action: Tensor | None = None) -> Tensor:
         """Return each critic's values: (num_critics, B) for given actions, or (num_critics, B, n) for all actions.
 
+        The value of a distribution is its mean.
+
         Args:
             obs: Leaf -> (B, ...).
             action: (B, ...) in [-1, 1], or (B,) int64; None means all actions of a Discrete space.
@@ -266,7 +273,7 @@ class OffPolicyActor(ReplayActor):
         obs = self.normalize(obs)
         if not self.is_discrete:
             assert action is not None, "a Box has infinitely many actions"
-            return critic_scores(self.critics, obs, action)
+            return self.estimate.mean(critic_scores(self.critics, obs, action))
         scores = critic_scores(self.critics, obs)
         if action is None:
             return scores
@@ -294,5 +301,8 @@ class PolicyNet(nn.Module):
 
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:
-    """Return the values of all `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces."""
+    """Return the outputs of all `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces.
+
+    For distributions with k atoms, the shape is (num_critics, B, k).
+    """
     return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # a ModuleList

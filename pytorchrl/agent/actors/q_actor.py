@@ -30,7 +30,7 @@ class QActor(ReplayActor):
     acting and learning. Without memory, they call `act` for acting and `get_q_scores` for learning.
 
     Attributes:
-        q: The network, which maps normalized observations to values (B, n).
+        q: The network, which maps normalized observations to values (B, n) or, with a `distribution`, (B, n, k).
         num_actions: The number n of actions.
     """
 
@@ -74,19 +74,21 @@ class QActor(ReplayActor):
 
         `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalized
         observations, leaf -> (B, ...). `mask` is (B, n) bool or None; `generator` draws the noise of the network, and
-        None means no noise.
+        None means no noise. If the option `distribution` is set, `q` returns (B, n, k), where k is
+        `self.estimate.num_atoms`.
         """
         options = self.options
         self.is_recurrent = options.recurrent_net is not None
         self.q: nn.Module = DiscreteQNet(
             options, self.num_actions, generator, dueling=options.dueling, noisy=options.noisy,
-            num_previous=self.num_actions + 1 if options.prev_action_reward else 0)
+            num_previous=self.num_actions + 1 if options.prev_action_reward else 0, num_atoms=self.estimate.num_atoms)
 
     @override
     def check_networks(self) -> None:
         check_attributes(self, q="a module that returns the values of all actions, (B, n), from (obs, mask, generator)")
         if not self.is_recurrent:
-            check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions)
+            check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions,
+                         self.estimate.num_atoms)
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the Q network, which is the parameter group `q`."""
@@ -135,8 +137,8 @@ class QActor(ReplayActor):
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H) with the key "q"; {} without memory.
         """
         assert isinstance(self.q, DiscreteQNet)
-        scores, state = self.q.unroll(self.normalize(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
-        return scores, {} if state is None else {"q": state}
+        outputs, state = self.q.unroll(self.normalize(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
+        return self.estimate.mean(outputs), {} if state is None else {"q": state}
 
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
         """Add the chosen actions (B,) to the states that `unroll` returned, if actions are an input of the memory.
@@ -151,7 +153,7 @@ class QActor(ReplayActor):
         self, obs: Obs, action: Tensor | None = None, mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return the values (B, n) of all actions, or the values (B,) of given actions.
+        """Return the values (B, n) of all actions, or the values (B,) of given actions; means of distributions.
 
         Args:
             obs: Leaf -> (B, ...).
@@ -159,7 +161,7 @@ class QActor(ReplayActor):
             mask: (B, n) bool, true where an action is allowed.
             generator: Generator of the noise of a noisy network; None means no noise.
         """
-        scores: Tensor = self.q(self.normalize(obs), mask, generator)
+        scores = self.estimate.mean(self.q(self.normalize(obs), mask, generator))
         return scores if action is None else scores.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def act(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:

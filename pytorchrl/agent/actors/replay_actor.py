@@ -17,6 +17,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.critic_layers import CriticLayers, CriticOptions
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
+from pytorchrl.agent.actors.return_distributions import DistributionOptions, value_estimate
 from pytorchrl.agent.actors.trunk import LeafSpaces, NetworkOptions, Trunk, TrunkOptions
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.noise import NoiseSource, standard_normal
@@ -31,14 +32,22 @@ class ReplayActor(Actor):
 
     The networks of an actor share no layers. Observations are dictionaries from leaves to tensors (B, ...). No method
     changes its inputs in place.
+
+    Attributes:
+        estimate: What the outputs of the value networks describe: the mean of the return, or its distribution.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(TrunkOptions):
+    class Options(DistributionOptions, TrunkOptions):
         """Options of all actors of replay algorithms."""
 
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
         activation: str = option("relu", help="Activation after each hidden layer.", choices=tuple(ACTIVATIONS))
+
+    def __init__(self, options: ReplayActor.Options, device: str | torch.device) -> None:
+        """Store the arguments. A subclass then sets the attributes that its networks need and calls `build`."""
+        super().__init__(options, device)
+        self.estimate = value_estimate(options)
 
     @abstractmethod
     def networks(self) -> dict[str, nn.Module]:
@@ -122,16 +131,22 @@ class NoisyLinear(nn.Module):
 
 
 class DiscreteQNet(nn.Module):
-    """Network for the values of all actions of a Discrete space: a trunk and one linear head (two if dueling)."""
+    """Network for the values of all actions of a Discrete space: a trunk and one linear head (two if dueling).
+
+    A value is one number, or k numbers if it is a distribution with k = `num_atoms` atoms. The shapes of values below
+    then end with an axis of k numbers, such as (B, n, k) in place of (B, n).
+    """
 
     def __init__(self, options: NetworkOptions, num_actions: int, generator: torch.Generator, *, dueling: bool = False,
-                 noisy: bool = False, num_previous: int = 0, spaces: LeafSpaces | None = None) -> None:
+                 noisy: bool = False, num_previous: int = 0, spaces: LeafSpaces | None = None,
+                 num_atoms: int | None = None) -> None:
         super().__init__()
         self.trunk = replay_trunk(options, generator, num_previous=num_previous, spaces=spaces)
         build = NoisyLinear if noisy else replay_linear
-        self.advantage_head = build(self.trunk.out_features, num_actions, generator)
-        self.value_head = build(self.trunk.out_features, 1, generator) if dueling else None
-        self._noisy = noisy
+        size = num_atoms or 1
+        self.advantage_head = build(self.trunk.out_features, num_actions * size, generator)
+        self.value_head = build(self.trunk.out_features, size, generator) if dueling else None
+        self._noisy, self._num_atoms = noisy, num_atoms
 
     def forward(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """Return the values (B, n) of all actions; the network must have no memory.
@@ -165,20 +180,26 @@ class DiscreteQNet(nn.Module):
         features, state = self.trunk.forward(obs, state, done, previous)
         noise = (generator,) if self._noisy else ()
         q: Tensor = self.advantage_head(features, *noise).float()  # with mixed precision, heads return bfloat16
+        axis = -1  # the axis of actions
+        if self._num_atoms is not None:
+            q, axis = q.view(*q.shape[:-1], -1, self._num_atoms), -2
+            mask = None if mask is None else mask.unsqueeze(-1)
         if self.value_head is None:
             return q, state
         if mask is None:
-            mean = q.mean(-1, keepdim=True)
+            mean = q.mean(axis, keepdim=True)
         else:  # avoid a division by zero: the mask of a terminal observation may allow no action
-            mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        return self.value_head(features, *noise).float() + q - mean, state
+            mean = torch.where(mask, q, 0.0).sum(axis, keepdim=True) / mask.sum(axis, keepdim=True).clamp(min=1)
+        value = self.value_head(features, *noise).float()
+        return (value if self._num_atoms is None else value.unsqueeze(axis)) + q - mean, state
 
 
 class ContinuousQNet(nn.Module):
     """Network for the value of one action: an extractor, then layers over its features and the action."""
 
     def __init__(self, options: NetworkOptions, action_size: int, generator: torch.Generator, *,
-                 spaces: LeafSpaces | None = None, critic: CriticOptions | None = None) -> None:
+                 spaces: LeafSpaces | None = None, critic: CriticOptions | None = None,
+                 num_atoms: int | None = None) -> None:
         super().__init__()
         # `layers` has the hidden layers
         self.trunk = replay_trunk(options, generator, hidden_sizes=(), spaces=spaces)
@@ -188,11 +209,16 @@ class ContinuousQNet(nn.Module):
         self.layers = (MLP(inputs, sizes, options.activation, generator) if critic.is_plain else
                        CriticLayers(inputs, sizes, options.activation, critic, generator))
         default_init(self.layers, generator)
-        self.head = replay_linear(self.layers.out_features, 1, generator)
+        self.head = replay_linear(self.layers.out_features, num_atoms or 1, generator)
+        self._is_distribution = num_atoms is not None
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """Return the values (B,) of actions (B, ...) in [-1, 1]; the leaves (B, ...) in `obs` are normalized."""
+        """Return the values (B,) of actions (B, ...) in [-1, 1], or (B, k) if they are distributions with k atoms.
+
+        The leaves (B, ...) in `obs` are normalized.
+        """
         features, _ = self.trunk.forward(obs, None, None)
         hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
         value: Tensor = self.head(hidden)
-        return value.squeeze(-1).float()  # with mixed precision, the head returns bfloat16
+        value = value.float()  # with mixed precision, the head returns bfloat16
+        return value if self._is_distribution else value.squeeze(-1)

@@ -5,9 +5,10 @@ B = transitions of a batch, n = discrete actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.actors.critic_layers import CriticLayers
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.actors.return_distributions import DISTRIBUTIONS, QUANTILE, value_estimate
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.modes import DROPOUT, NORMALIZATION
@@ -31,6 +33,10 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     By default, the target uses the smallest value of all target critics. With `critic_subset`, it uses the smallest
     value of a random subset of them, and the policy maximizes the mean value of all critics: Chen et al. 2021 (REDQ),
     algorithm 1. Without `target_networks`, targets are computed with the trained networks: Bhatt et al. 2024 (CrossQ).
+
+    If the critics learn distributions of the return, the target is the distribution of the critic with the smallest
+    mean (categorical), or consists of the atoms of all critics without the `drop_atoms` largest ones per critic
+    (quantile), and the policy maximizes the mean of all atoms: Kuznetsov et al. 2020 (TQC), equations 9 to 13.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,9 @@ class OffPolicyActorCritic(ReplayAlgorithm):
         target_networks: bool = option(
             True, help="Compute targets with slowly changing copies of the networks; otherwise, with the networks "
                        "themselves, which then process o and o' in one batch, as in CrossQ.")
+        drop_atoms: int = option(
+            2, help="Number of the largest atoms per critic that targets leave out, against overestimation; for "
+                    "critics with distribution=\"quantile\" (TQC).", low=0)
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse options of target networks if there are none."""
@@ -53,19 +62,21 @@ class OffPolicyActorCritic(ReplayAlgorithm):
                     ("polyak", "target_update_interval"), "target_networks=True", "target_networks")
 
     actor_class = OffPolicyActor
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **ReplayAlgorithm.actor_options, "distribution": DISTRIBUTIONS}
     actor: OffPolicyActor
 
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if a subset is larger than the ensemble, or a batch has no variance to normalize by."""
+        """Return a message if there are too few critics, atoms or rows, or if `drop_atoms` has no effect."""
         subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
         if subset is not None and number is not None and subset > number:
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
                     f"num_critics={subset} or more")
         if getattr(agent.actor, "critic_norm", None) == "batch" and agent.algorithm.mini_batch_size == 1:
             return "critic_norm='batch' needs mini_batch_size of at least 2, got 1; give 256"
-        return super().contradiction(agent)
+        return _atom_problem(agent) or super().contradiction(agent)
 
     def __init__(
         self, options: OffPolicyActorCritic.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu",
@@ -84,7 +95,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     def both_scores(self, obs: Obs, next_obs: Obs, *actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the critics' values of transitions, and the target critics' values of what follows, (num_critics, B).
 
-        For a Discrete space, the values are those of all actions, (num_critics, B, n). No gradient flows through the
+        For a Discrete space, the values are those of all actions, (num_critics, B, n); for distributions with k atoms,
+        their shape is (num_critics, B, k). No gradient flows through the
         second result. Without target networks, the critics process both in one batch, so that batch normalization sees
         both distributions.
 
@@ -120,18 +132,54 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     def smallest(self, scores: Tensor) -> Tensor:
         """Return the smallest value of each row, (B,) or (B, n), over all critics or over a random subset of them.
 
+        For distributions, the result is a cautious distribution (B, m); see `ValueEstimate.smallest`.
+
         Args:
-            scores: Values of the target critics, (num_critics, B) or (num_critics, B, n).
+            scores: Values of the target critics, (num_critics, B), (num_critics, B, n) or (num_critics, B, k).
         """
         subset = self.options.critic_subset
         if subset is not None:
             # The places of the largest of independent draws are a uniformly random subset.
             chosen = standard_normal(scores.new_empty(len(scores)), self.update_generator).topk(subset).indices
             scores = scores.index_select(0, chosen)
-        return scores.amin(0)
+        return self.actor.estimate.smallest(scores, self.options.drop_atoms)
+
+    @property
+    def maximizes_mean(self) -> bool:
+        """Whether the policy maximizes the mean of all critics, as in REDQ and TQC."""
+        return self.options.critic_subset is not None or self.actor.options.distribution == QUANTILE
+
+    def critic_loss(self, outputs: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss () of the critics, a sum over critics of means over samples, and the absolute errors (B,).
+
+        Args:
+            outputs: Outputs of the critics for the stored actions, (num_critics, B) or (num_critics, B, k).
+            target: Target of all critics, (B,) or (B, m).
+            weight: Weight (B,) of each sample.
+        """
+        estimate = self.actor.estimate
+        losses = estimate.loss(outputs, target)
+        errors = estimate.errors(outputs.detach(), target, losses.detach()).mean(0)
+        return (weight * losses).mean(-1).sum(), errors
 
     @override
     def is_due(self, group: str) -> bool:
         """Return whether the next update changes `group`; the policy and alpha change every `policy_delay` updates."""
         delay: int = self.options.policy_delay
         return group not in ("pi", "alpha") or (self.num_updates_made + 1) % delay == 0
+
+
+def _atom_problem(agent: AgentOptions) -> str | None:
+    """Return a message if `drop_atoms` has no effect, or would drop all atoms."""
+    drop, kind = agent.algorithm.drop_atoms, getattr(agent.actor, "distribution", None)
+    if agent.actor is None:
+        return None
+    if kind != QUANTILE:
+        return None if "drop_atoms" not in agent.algorithm.changed() else (
+            f"drop_atoms needs an actor with distribution={QUANTILE!r}, got distribution={kind!r}; leave drop_atoms "
+            "out")
+    number = value_estimate(agent.actor).num_atoms
+    if number is not None and drop >= number:
+        return (f"drop_atoms must be below the number of atoms of a critic, num_atoms={number}, got {drop}; give "
+                f"drop_atoms=0, or more atoms")
+    return None

@@ -147,15 +147,13 @@ class DDPG(OffPolicyActorCritic):
         with torch.no_grad():
             next_action = self.target_actions(next_obs)
         scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
-        target = batch.ret + batch.discount * self.smallest(next_scores)
-        deltas = scores - target
-        loss_q = 0.5 * (batch.weight * deltas.square()).mean(-1).sum()
+        target = actor.estimate.target(self.smallest(next_scores), batch.ret, batch.discount)
+        loss_q, errors = self.critic_loss(scores, target, batch.weight)
         action = torch.tanh(actor.policy(obs))
-        is_first = self.options.critic_subset is None
         with self.fixed_moments():
-            value = actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action)
-        errors = deltas.detach().abs().mean(0)
-        return {"q": loss_q, "pi": -value.mean()}, {"q": target.mean()}, errors
+            value = critic_scores(actor.critics if self.maximizes_mean else actor.critics[:1], obs, action)
+        losses = {"q": loss_q, "pi": -actor.estimate.mean(value).mean()}
+        return losses, {"q": actor.estimate.mean_of_target(target).mean()}, errors
 
     # States
 

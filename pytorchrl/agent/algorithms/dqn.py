@@ -1,8 +1,9 @@
-"""Deep Q-learning (Mnih et al. 2015), with the targets of double Q-learning (van Hasselt et al. 2016)."""
+"""Deep Q-learning (Mnih et al. 2015), double (van Hasselt et al. 2016) and distributional (Bellemare et al. 2017)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
+from pytorchrl.agent.actors.return_distributions import DISTRIBUTIONS
 from pytorchrl.agent.actors.small_network import SmallNetwork, normalized
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import (
@@ -25,7 +27,7 @@ from pytorchrl.agent.algorithms.replay import (
 )
 from pytorchrl.agent.contracts import check_per_sample, overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays, Obs, ReplayBatch
-from pytorchrl.agent.options import option
+from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
 from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
@@ -67,6 +69,10 @@ class DQN(ReplayAlgorithm):
     Q_target(o', a). The loss is the mean of w * l(delta), with the weights w from the storage and the function l that
     the option `loss` selects.
 
+    If the actor has the option `distribution`, it learns the distribution of the return instead of Q, the mean: the
+    target is the distribution of R + DISC * Z_target(o', a*), and `return_distributions` defines the loss of a sample,
+    which also takes the place of |delta| for priorities.
+
     Unless `epsilon_per_worker` is set, epsilon follows a schedule over the env steps of the whole experiment. To
     replace the schedule, call `update_algorithm_parameter` with the name "epsilon".
     """
@@ -106,8 +112,19 @@ class DQN(ReplayAlgorithm):
                     "epsilon_per_worker")
 
     actor_class: ClassVar[type[nn.Module]] = QActor
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **ReplayAlgorithm.actor_options, "distribution": DISTRIBUTIONS}
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
     actor: QActor
+
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """Refuse a `loss` of TD errors if the actor learns a distribution, which has a loss of its own."""
+        kind = getattr(agent.actor, "distribution", None)
+        if kind is not None and agent.algorithm is not None and "loss" in agent.algorithm.changed():
+            return (f"loss={agent.algorithm.loss!r} needs an actor with distribution=None, got distribution={kind!r}, "
+                    "which has a loss of its own; leave loss or distribution out")
+        return super().contradiction(agent)
 
     def __init__(self, options: DQN.Options, *, actor: QActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
@@ -115,7 +132,11 @@ class DQN(ReplayAlgorithm):
         self._set_parameter(_EPSILON, linear(options.initial_epsilon, options.final_epsilon, options.epsilon_steps))
         self._ladder_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
         self._small_network = self._make_small_network()
-        self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
+        self._means_in_numpy = actor.estimate.means_in_numpy
+        self._loss: Callable[[Tensor, Tensor], Tensor] = functools.partial(
+            F.huber_loss if options.loss == "huber" else F.mse_loss, reduction="none")
+        if actor.estimate.num_atoms is not None:
+            self._loss = actor.estimate.loss
 
     @override
     def take_place(self, index: int, num_collectors: int) -> None:
@@ -187,8 +208,8 @@ class DQN(ReplayAlgorithm):
         """Return the actions (E,) with the largest values, for observations (E, ...)."""
         values = normalized(self.actor, inputs)
         if len(values) == 1:  # NumPy adds two vectors faster than a vector and a matrix
-            return small(values[0]).argmax(-1, keepdims=True)
-        return small(values).argmax(-1)
+            return self._means_in_numpy(small(values[0])).argmax(-1, keepdims=True)
+        return self._means_in_numpy(small(values)).argmax(-1)
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
         """Return the actions (E,) of `greedy`, each replaced by a random action with probability epsilon.
@@ -227,22 +248,28 @@ class DQN(ReplayAlgorithm):
     def target_values(self, batch: ReplayBatch) -> Tensor:
         """Return the targets (B,) float32 for the values of the batch's actions; gradients are disabled.
 
+        If the actor learns distributions with k atoms, the targets are (B, k), as `actor.estimate.target` returns them.
         A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]`
         is the target network, and `actor.normalize` converts observations to inputs of the networks.
         """
         actor, generator = self.actor, self.update_generator
-        next_obs = actor.normalize(batch.next_obs)
-        next_scores: Tensor = self.targets["q"](next_obs, batch.next_mask, generator)
-        choosing = actor.q(next_obs, batch.next_mask, generator) if self.options.double else next_scores
-        best = best_action(choosing, batch.next_mask)
-        return batch.ret + batch.discount * next_scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+        next_obs, estimate = actor.normalize(batch.next_obs), actor.estimate
+        outputs: Tensor = self.targets["q"](next_obs, batch.next_mask, generator)
+        choosing = actor.q(next_obs, batch.next_mask, generator) if self.options.double else outputs
+        best = best_action(estimate.mean(choosing), batch.next_mask)
+        return estimate.target(estimate.of_action(outputs, best), batch.ret, batch.discount)
 
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         with torch.no_grad():
             target = self.target_values(batch)
+        actor, estimate = self.actor, self.actor.estimate
+        outputs = estimate.of_action(actor.q(actor.normalize(batch.obs), batch.mask, self.update_generator),
+                                     batch.action)
         if not self._is_loss_checked:
-            check_per_sample(self, "target_values()", target, batch.ret)
-        score = self.actor.get_q_scores(batch.obs, batch.action, batch.mask, self.update_generator)
-        loss = (batch.weight * self._loss(score, target, reduction="none")).mean()
-        return {"q": loss}, {"q": score.detach().mean()}, (score.detach() - target).abs()
+            check_per_sample(self, "target_values()", target, outputs,
+                             "one number" if estimate.num_atoms is None else "the atoms of a distribution")
+        loss = self._loss(outputs, target)
+        score = estimate.mean(outputs.detach())
+        return {"q": (batch.weight * loss).mean()}, {"q": score.mean()}, estimate.errors(
+            outputs.detach(), target, loss.detach())

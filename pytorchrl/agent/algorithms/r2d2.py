@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
-from pytorchrl.agent.actors.q_actor import best_action
+from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
 from pytorchrl.agent.algorithms.dqn import DQN, EPSILON_PER_WORKER_HELP
 from pytorchrl.agent.algorithms.precision import BatchShape, example_rows
@@ -88,6 +88,12 @@ class R2D2(DQN):
     learns_from = DataKind.SEQUENCES
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**DQN.actor_options, "recurrent_net": tuple(MEMORIES)}
 
+    def __init__(self, options: R2D2.Options, *, actor: QActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        if options.loss == "mse":
+            self._loss = actor.estimate.loss  # half the square, or the loss of a distribution
+
     # Acting
 
     @override
@@ -155,36 +161,36 @@ class R2D2(DQN):
             if batch.burn_in:
                 _, online = self._unroll(actor.q, obs, state, batch, burn_in)
                 _, target_state = self._unroll(self.targets["q"], obs, state, batch, burn_in)
-            next_scores, _ = self._unroll(self.targets["q"], obs, target_state, batch, rest)
-        scores, _ = self._unroll(actor.q, obs, online, batch, rest)
-        score = scores[:length].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+            next_outputs, _ = self._unroll(self.targets["q"], obs, target_state, batch, rest)
+        every, _ = self._unroll(actor.q, obs, online, batch, rest)
+        estimate = actor.estimate
+        outputs = estimate.of_action(every[:length], batch.action)
         with torch.no_grad():
-            target = self._targets(batch, scores, next_scores)
+            target = self._targets(batch, every, next_outputs)
         count = batch.valid.sum()
-        loss = self._loss(score, target, reduction="none") * (0.5 if self.options.loss == "mse" else 1.0)
-        error = (score.detach() - target).abs()
-        measures = {"q": torch.where(batch.valid, score.detach(), 0.0).sum() / count}
+        loss = self._loss(outputs, target)
+        error = estimate.errors(outputs.detach(), target, loss.detach())
+        measures = {"q": torch.where(batch.valid, estimate.mean(outputs.detach()), 0.0).sum() / count}
         return ({"q": torch.where(batch.valid, batch.weight * loss, 0.0).sum() / count}, measures,
                 torch.where(batch.valid, error, 0.0))
 
-    def _targets(self, batch: SequenceBatch, scores: Tensor, next_scores: Tensor) -> Tensor:
-        """Return the targets (L, B).
+    def _targets(self, batch: SequenceBatch, online: Tensor, outputs: Tensor) -> Tensor:
+        """Return the targets (L, B), or (L, B, k) for a distribution with k atoms.
 
         Args:
             batch: The batch.
-            scores: The online network's values for the L + n observations after the burn-in, (L + n, B, actions).
-            next_scores: The target network's values for the same observations, with the same shape.
+            online: The online network's outputs for the L + n observations after the burn-in, (L + n, B, actions), or
+                (L + n, B, actions, k).
+            outputs: The target network's outputs for the same observations, with the same shape.
         """
-        row = (batch.next_row - batch.burn_in).unsqueeze(-1)
-        after = next_scores.gather(0, row.expand(-1, -1, scores.shape[-1]))
-        choosing = scores.gather(0, row.expand_as(after)) if self.options.double else after
-        mask = None
-        if batch.mask is not None:
-            mask = batch.mask[batch.burn_in:].gather(0, row.expand_as(after))
-        value = after.gather(-1, best_action(choosing, mask).unsqueeze(-1)).squeeze(-1)
+        estimate, mask = self.actor.estimate, None if batch.mask is None else batch.mask[batch.burn_in:]
+        best = best_action(estimate.mean(online if self.options.double else outputs), mask)
+        row, chosen = batch.next_row - batch.burn_in, estimate.of_action(outputs, best)
+        after = torch.take_along_dim(chosen, row.view(*row.shape, *(1,) * (chosen.dim() - 2)), 0)
         if not self.options.value_rescaling:
-            return batch.ret + batch.discount * value
-        return rescale(batch.ret + batch.discount * unrescale(value))
+            return estimate.target(after, batch.ret, batch.discount)
+        atoms = batch.ret.unsqueeze(-1) + batch.discount.unsqueeze(-1) * unrescale(estimate.atoms(after))
+        return estimate.project(after, rescale(atoms))
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
@@ -198,7 +204,8 @@ class R2D2(DQN):
             rows: The rows to process; a sequence has W + L + n rows of observations.
 
         Returns:
-            Values of shape (number of rows, B, actions), and the memory.
+            Values of shape (number of rows, B, actions), or (number of rows, B, actions, k) for distributions, and the
+            memory.
         """
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],

@@ -84,7 +84,7 @@ class ReplayAlgorithm(Algorithm):
                               "give 0.995", ("polyak",))
 
     learns_from = DataKind.TRANSITIONS
-    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None,)}
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None,), "distribution": (None,)}
     target_groups: ClassVar[tuple[str, ...]]
     """Parameter groups that have a target network."""
 

@@ -134,13 +134,13 @@ class SAC(OffPolicyActorCritic):
         alpha = self.log_alpha.detach().exp()
         obs, next_obs = self.actor.normalize(batch.obs), self.actor.normalize(batch.next_obs)
         terms = self._discrete_terms if self.actor.is_discrete else self._continuous_terms
-        next_value, scores, policy_loss, entropy = terms(batch, obs, next_obs, alpha)
-        deltas = scores - (batch.ret + batch.discount * next_value)
-        losses = {"q": 0.5 * (batch.weight * deltas.square()).mean(-1).sum(), "pi": policy_loss}
+        target, scores, policy_loss, entropy = terms(batch, obs, next_obs, alpha)
+        loss_q, errors = self.critic_loss(scores, target, batch.weight)
+        losses = {"q": loss_q, "pi": policy_loss}
         if self.options.learn_alpha:
             losses["alpha"] = self.log_alpha * (entropy - self._target_entropy_of(batch))
-        measures = {"q": scores.detach().mean(), "alpha": alpha, "entropy": entropy}
-        return losses, measures, deltas.detach().abs().mean(0)
+        q = self.actor.estimate.mean(scores.detach()).mean()
+        return losses, {"q": q, "alpha": alpha, "entropy": entropy}, errors
 
     def _target_entropy_of(self, batch: ReplayBatch) -> float | Tensor:
         if batch.mask is None or self.options.target_entropy is not None:
@@ -153,16 +153,21 @@ class SAC(OffPolicyActorCritic):
     def _continuous_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return soft values (B,) of `next_obs`, critics' values (num_critics, B), the policy loss and the entropy."""
+        """Return the target (B,), the critics' values (num_critics, B), the policy loss and the entropy.
+
+        For distributions, the target has the shape (B, m), and the values have the shape (num_critics, B, k).
+        """
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
         scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
-        next_value = self.smallest(next_scores) - alpha * next_logp
+        target = actor.estimate.target(
+            self.smallest(next_scores), batch.ret, batch.discount, bonus=-alpha * next_logp)
         action, logp = actor.sample_log_prob(obs, generator)
         with self.fixed_moments():
-            policy_loss = (alpha * logp - self._preferred(critic_scores(actor.critics, obs, action))).mean()
-        return next_value, scores, policy_loss, -logp.detach().mean()
+            values = actor.estimate.mean(critic_scores(actor.critics, obs, action))
+        policy_loss = (alpha * logp - self._preferred(values)).mean()
+        return target, scores, policy_loss, -logp.detach().mean()
 
     def _discrete_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
@@ -172,16 +177,17 @@ class SAC(OffPolicyActorCritic):
         all_scores, next_scores = self.both_scores(obs, next_obs)
         with torch.no_grad():
             next_logp = actor.log_probs(next_obs, batch.next_mask)
-            next_value = _expectation(next_logp, self.smallest(next_scores)) + alpha * _entropy(next_logp)
+            target = actor.estimate.target(_expectation(next_logp, self.smallest(next_scores)), batch.ret,
+                                           batch.discount, bonus=alpha * _entropy(next_logp))
         scores = all_scores.gather(-1, batch.action.expand(len(all_scores), -1).unsqueeze(-1)).squeeze(-1)
         logp = actor.log_probs(obs, batch.mask)
         entropy = _entropy(logp)
         policy_loss = -(alpha * entropy + _expectation(logp, self._preferred(all_scores.detach()))).mean()
-        return next_value, scores, policy_loss, entropy.detach().mean()
+        return target, scores, policy_loss, entropy.detach().mean()
 
     def _preferred(self, scores: Tensor) -> Tensor:
         """Return the values (B,) or (B, n) that the policy maximizes, of the scores (num_critics, B) or more axes."""
-        return scores.amin(0) if self.options.critic_subset is None else scores.mean(0)
+        return scores.mean(0) if self.maximizes_mean else scores.amin(0)
 
 
 def _expectation(logp: Tensor, values: Tensor) -> Tensor:

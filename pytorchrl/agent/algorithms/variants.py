@@ -36,5 +36,12 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType({
     "crossq": Variant("sac", "Bhatt et al. 2024", {
         "target_networks": False, "critic_norm": "batch", "critic_hidden_sizes": (1024, 1024), "policy_delay": 3,
         "adam_beta1": 0.5, "lr_q": 1e-3, "lr_pi": 1e-3, "lr_alpha": 1e-3}),
+    "tqc": Variant("sac", "Kuznetsov et al. 2020", {
+        "distribution": "quantile", "num_critics": 5, "num_atoms": 25, "drop_atoms": 2}),
+    "c51": Variant("dqn", "Bellemare et al. 2017", {"distribution": "categorical"}),
+    "qrdqn": Variant("dqn", "Dabney et al. 2018", {"distribution": "quantile"}),
+    "rainbow": Variant("dqn", "Hessel et al. 2018", {
+        "distribution": "categorical", "double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3,
+        "initial_epsilon": 0.0, "final_epsilon": 0.0}),
 })
 """All variants by name. A name must not be that of a registered algorithm."""

@@ -101,6 +101,7 @@ AGENTS = {
     "ppo-masked": ("ppo", masked_cartpole, {}),
     "sac": ("sac", "Pendulum-v1", {}),
     "dqn": ("dqn", "CartPole-v1", {"dueling": True, "test_epsilon": 0.5}),
+    "c51": ("c51", "CartPole-v1", {"dueling": True, "num_atoms": 5}),
     "r2d2": ("r2d2", "CartPole-v1", {"recurrent_net": "gru", "prev_action_reward": True, **MEMORY}),
     "independent": ("ppo", "mpe2.simple_speaker_listener_v4", {"policies": "independent"}),
 }

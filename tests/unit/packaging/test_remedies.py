@@ -159,6 +159,8 @@ OPTIONS = [
     ("sac", PENDULUM, {"critic_dropout": 0.1, "critic_hidden_sizes": ()}, [{"critic_hidden_sizes": (8,)}]),
     ("sac", CARTPOLE, {"critic_norm": "layer"}, [without("critic_norm")]),
     dqn({"prev_action_reward": True}, without("prev_action_reward")),
+    dqn({"distribution": "quantile", "loss": "mse"}, without("loss"), without("distribution")),
+    dqn({"distribution": "categorical", "v_min": 500.0, "v_max": 0.0}, {"v_min": 0.0, "v_max": 500.0}),
     ppo({"feature_extractor": "cnn"}, {"feature_extractor": "mlp"}, {"feature_extractor": "auto"}),
     ppo({"sequence_length": 16}, {"recurrent_net": "gru"}),
     ppo({"recurrent_net": "gru", "sequence_length": 16, "num_mini_batch": OUT, "mini_batch_size": 8},

@@ -49,7 +49,8 @@ SHARDS = {"num_col_workers": 2, "num_replay_workers": 2, "col_communication": AS
 ON_POLICY = {"ppo": (PPO, GAEBuffer, {"num_epochs": 2, "num_mini_batch": 2}), "a2c": (A2C, GAEBuffer, {}),
              "impala": (IMPALA, VTraceBuffer, {}),
              "appo": (APPO, VTraceBuffer, {"target_network": True, "num_mini_batch": 2})}
-OFF_POLICY = {"dqn": DQN, "r2d2": R2D2, "sac": SAC, "ddpg": DDPG, "td3": TD3}
+OFF_POLICY = {"dqn": DQN, "c51": DQN, "r2d2": R2D2, "sac": SAC, "tqc": SAC, "ddpg": DDPG, "td3": TD3}
+DISCRETE = ("dqn", "c51", "r2d2")
 
 
 def agent_of(name, **actor):
@@ -60,10 +61,11 @@ def agent_of(name, **actor):
         return (algorithm.create_factory(**options), OnPolicyActor.create_factory(
             envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True, **actor),
             storage.create_factory(16), envs)
-    envs = VecEnv.create_factory("CartPole-v1" if name in ("dqn", "r2d2") else "Pendulum-v1", vec_env_size=2)
-    kind = QActor if name in ("dqn", "r2d2") else OffPolicyActor
+    envs = VecEnv.create_factory("CartPole-v1" if name in DISCRETE else "Pendulum-v1", vec_env_size=2)
+    kind = QActor if name in DISCRETE else OffPolicyActor
     options = {"r2d2": {"recurrent_net": "lstm", "recurrent_size": 8}, "ddpg": {"policy": "deterministic"},
-               "td3": {"policy": "deterministic"}}
+               "td3": {"policy": "deterministic"}, "c51": {"distribution": "categorical"},
+               "tqc": {"distribution": "quantile", "num_atoms": 9}}
     storage = PERBuffer.create_factory(size=400, rollout_size=10) if name != "r2d2" else SequenceBuffer.create_factory(
         size=400, rollout_size=10, length=10, burn_in=2, period=5)
     return (OFF_POLICY[name].create_factory(**REPLAY),

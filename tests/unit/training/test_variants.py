@@ -13,7 +13,7 @@ from pytorchrl import SAC
 from pytorchrl.agent.algorithms import algorithm
 from pytorchrl.agent.algorithms.registry import names, registered, registration_of
 from pytorchrl.agent.algorithms.variants import VARIANTS
-from pytorchrl.agent.storages import ReplayBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.cli import main
 from pytorchrl.cli.train import parse
 from pytorchrl.errors import ConfigError
@@ -59,6 +59,34 @@ def test_options_of_a_variant_override_the_preset_and_those_of_the_user_override
         pytorchrl.train("redq", "Pendulum-v1", gama=0.9)
 
 
+def test_variants_of_dqn_have_the_range_of_returns_of_a_suite():
+    def parts(name, **options):
+        agent, *_ = compose(name, "CartPole-v1", options)
+        return agent.algo_factory.options, agent.actor_factory.options, agent.storage_factory
+
+    def atoms(name, **options):
+        actor = parts(name, **options)[1]
+        return actor.distribution, actor.num_atoms, actor.v_min, actor.v_max
+
+    assert atoms("c51") == atoms("rainbow") == ("categorical", 101, -100.0, 100.0)
+    assert atoms("dqn", distribution="categorical") == atoms("c51")
+    assert atoms("c51", v_max=500.0, num_atoms=51) == ("categorical", 51, -100.0, 500.0)
+    assert atoms("qrdqn") == atoms("c51", distribution="quantile") == ("quantile", 50, -10.0, 10.0)
+    assert atoms("dqn") == (None, None, -10.0, 10.0)
+    algorithm, actor, storage = parts("rainbow")
+    assert (algorithm.double, actor.dueling, actor.noisy, storage.options.n_step) == (True, True, True, 3)
+    assert (storage.cls, algorithm.initial_epsilon, algorithm.final_epsilon) == (PERBuffer, 0.0, 0.0)
+    assert [preset("dqn", "atari", registration_of(name).options)["lr"] for name in ("c51", "qrdqn", "rainbow")] == [
+        2.5e-4, 5e-5, 6.25e-5]
+    assert "v_min" not in preset("dqn", "classic", {})
+
+
+def test_tqc_has_five_quantile_critics():
+    found = chosen("tqc")
+    assert (found["distribution"], found["num_critics"], found["num_atoms"], found["drop_atoms"]) == (
+        "quantile", 5, 25, 2)
+
+
 def test_the_directory_of_a_run_names_the_variant_and_all_options(tmp_path):
     agent = pytorchrl.train("redq", "Pendulum-v1", log_dir=f"{tmp_path}/", checkpoint_every=20, **TINY)
     assert agent.log_dir.name == "redq-Pendulum-v1-1"
@@ -71,17 +99,34 @@ def test_the_directory_of_a_run_names_the_variant_and_all_options(tmp_path):
     assert all((again.acting_state[name] == tensor).all() for name, tensor in agent.acting_state.items())
 
 
-@pytest.mark.parametrize("name", ["redq", "droq", "crossq"])
+@pytest.mark.parametrize("name", ["redq", "droq", "crossq", "tqc", "rainbow", "qrdqn"])
 def test_a_run_of_a_variant_resumes_bit_for_bit(name, tmp_path):
     options = {**TINY, "target_steps": 60, "checkpoint_every": 40}
     options |= {"critic_hidden_sizes": (5,)} if name == "crossq" else {}
-    whole = pytorchrl.train(name, "Pendulum-v1", log_dir=tmp_path / "whole", **options)
-    with make_learner(name, "Pendulum-v1", log_dir=tmp_path / "parts", **options)[0] as learner:
+    env, obs = "Pendulum-v1", [0.1, 0.2, 0.3]
+    if VARIANTS[name].algorithm == "dqn":
+        env, obs = "CartPole-v1", [0.1, 0.2, 0.3, 0.4]
+        del options["num_critics"]
+    whole = pytorchrl.train(name, env, log_dir=tmp_path / "whole", **options)
+    with make_learner(name, env, log_dir=tmp_path / "parts", **options)[0] as learner:
         while learner.env_steps < 50:
             learner.step()
-    resumed = pytorchrl.train(name, "Pendulum-v1", log_dir=tmp_path / "parts", resume=True, **options)
-    assert pytorchrl.load(tmp_path / "parts").act([0.1, 0.2, 0.3]) == whole.act([0.1, 0.2, 0.3])
+    resumed = pytorchrl.train(name, env, log_dir=tmp_path / "parts", resume=True, **options)
+    assert pytorchrl.load(tmp_path / "parts").act(obs) == whole.act(obs)
     assert all((resumed.acting_state[name] == tensor).all() for name, tensor in whole.acting_state.items())
+
+
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2, "col_communication": "async"}, {"num_grad_workers": 2, "grad_communication": "async"},
+    {"num_grad_workers": 2, "distribute_gradients": True},
+    {"num_col_workers": 2, "col_communication": "async", "num_replay_workers": 2}], ids=str)
+@pytest.mark.parametrize("name", ["c51", "qrdqn", "rainbow", "tqc"])
+def test_distributions_train_in_every_kind_of_scheme(name, settings):
+    env = "Pendulum-v1" if name == "tqc" else "CartPole-v1"
+    agent = pytorchrl.train(name, env, **settings, target_steps=200, start_steps=40, num_steps=4, mini_batch_size=4,
+                            hidden_sizes=(4,), num_atoms=7, seed=1, progress=False, runtime="simulated")
+    assert agent.summary["updates"] > 0
+    assert all(tensor.isfinite().all() for tensor in agent.acting_state.values())
 
 
 def test_the_command_line_knows_variants(capsys, tmp_path):

@@ -125,7 +125,7 @@ def test_options_of_q_actor_change_its_scores(options):
 
 def test_tables_of_options_are_complete():
     shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "normalize_obs",
-              "checkpoint"}
+              "checkpoint", "distribution", "num_atoms", "v_min", "v_max"}  # the last four: test_return_distributions
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
         "dueling", "noisy", "recurrent_net", "recurrent_size",
         "prev_action_reward"}  # the memory options are tested in test_r2d2 and test_previous_action_reward

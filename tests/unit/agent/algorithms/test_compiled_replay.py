@@ -20,6 +20,10 @@ pytestmark = pytest.mark.compiled
 
 CASES = {
     "dqn": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}, True),
+    "c51": (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True, "distribution": "categorical"}, True),
+    "qr-dqn": (DQN, QActor, DISCRETE, {"distribution": "quantile", "num_atoms": 9}, True),
+    "tqc": (SAC, OffPolicyActor, BOX, {"num_critics": 3, "distribution": "quantile", "num_atoms": 9}, False),
+    "td3 c51": (TD3, OffPolicyActor, BOX, {"policy": "deterministic", "distribution": "categorical"}, False),
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, False),
     # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`compile_graph`).
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),

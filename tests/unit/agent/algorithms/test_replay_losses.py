@@ -326,6 +326,10 @@ def make_kind(kind):
 
 @pytest.mark.parametrize(("cls", "actor_class", "space", "actor"), [
     (DQN, QActor, DISCRETE, {"dueling": True, "noisy": True}), (SAC, OffPolicyActor, BOX, {}),
+    (DQN, QActor, DISCRETE, {"dueling": True, "distribution": "categorical"}),
+    (DQN, QActor, DISCRETE, {"dueling": True, "distribution": "quantile"}),
+    (SAC, OffPolicyActor, BOX, {"distribution": "quantile", "num_atoms": 9}),
+    (TD3, OffPolicyActor, BOX, {"policy": "deterministic", "distribution": "categorical"}),
     (SAC, OffPolicyActor, DISCRETE, {}), (TD3, OffPolicyActor, BOX, {"policy": "deterministic"})])
 def test_mixed_precision_rounds_products_only(cls, actor_class, space, actor):
     """Check that losses and gradients in mixed precision are float32, and close to those in full precision."""
