@@ -13,6 +13,7 @@ import torch
 
 from pytorchrl.agent.algorithms.precision import choices_of
 from pytorchrl.agent.data import Episode, Evaluation
+from pytorchrl.agent.env.goals import with_reward
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.names import checked_names
@@ -71,11 +72,12 @@ if TYPE_CHECKING:
 
 def _workers_of(agent: Agent, gradients: GradientKind, collection: Collection) -> GWorkerSetFactory:
     """Return the factory of an agent's gradient workers and of the workers below them."""
+    storage = with_reward(agent.storage_factory, agent.train_envs_factory)
     shards = None
     if isinstance(collection, ReplayCollection):
-        shards = RWorkerSetFactory(collection, agent.algo_factory, agent.actor_factory, agent.storage_factory)
+        shards = RWorkerSetFactory(collection, agent.algo_factory, agent.actor_factory, storage)
     collectors = CWorkerSetFactory(
-        collection, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
+        collection, agent.algo_factory, agent.actor_factory, storage, agent.train_envs_factory)
     return GWorkerSetFactory(gradients, collection, collectors, shards)
 
 

@@ -166,8 +166,11 @@ class SequenceBuffer(PERBuffer):
                  "priority_eta.")
 
         def contradictions(self) -> Iterator[Problem]:
-            """Refuse a `period` that would leave gaps between sequences."""
+            """Refuse a `period` that would leave gaps between sequences, and new goals."""
             yield from super().contradictions()
+            if self.relabel is not None:
+                yield Problem(f"relabel={self.relabel!r} is for single transitions: the stored memory states of "
+                              "sequences depend on the original goals", "leave relabel out", ("relabel",))
             if self.period > self.length:
                 yield Problem(f"period must not exceed length, got {self.period} > {self.length}: steps between "
                               "sequences would never be trained on", "lower period", ("period", "length"))

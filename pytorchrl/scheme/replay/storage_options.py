@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.env.goals import relabels
 from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, provided_kind
 from pytorchrl.agent.options import Factory
@@ -33,6 +34,11 @@ def kind_of(factory: StorageFactory) -> str | None:
 
 def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
     return "batch" if storage.draws_rollouts else _DRAWN.get(given)
+
+
+def needs_order(factory: StorageFactory) -> bool:
+    """Return whether all rollouts of a collection worker must be in the same shard: for sequences and new goals."""
+    return kind_of(factory) == "sequence" or relabels(factory)
 
 
 def check_replay(storage: StorageFactory, size: int | None) -> None:
