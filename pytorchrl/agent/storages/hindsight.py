@@ -165,6 +165,8 @@ class Relabeled(NamedTuple):
         column, index = self.ring.columns, self.index[drawn]
         reward, terminated = column["reward"][rows], column["terminated"][rows]
         new = np.flatnonzero(index >= 0)
+        if not len(new):  # functions of users need not accept empty arrays
+            return reward, terminated
         achieved, desired = achieved_after(self.ring, rows[new]), self.goals[index[new]]
         reward[new] = values_of(self.reward, achieved, desired, "goal_reward")
         if self.terminated is not None:
