@@ -100,9 +100,6 @@ def goal_problems(storage: StorageFactory, envs: EnvFactory) -> Iterator[Problem
         yield Problem(f"{name} needs observations that are a Dict with {ACHIEVED!r} and {DESIRED!r}, two equal spaces "
                       f"of arrays, got {dict(leaves)}", "give an environment with goals, or leave relabel out",
                       ("relabel",))
-    elif getattr(envs.options, "frame_stack", 1) > 1:
-        yield Problem(f"{name} contradicts frame_stack={envs.options.frame_stack}, which stacks the goals, too",
-                      "leave frame_stack out", ("relabel", "frame_stack"))
     else:
         yield from problems_in(_try, with_reward(storage, envs), np.zeros((2, *goals[0].shape), goals[0].dtype))
 
