@@ -16,12 +16,12 @@ from pytorchrl.agent.algorithms.compiled import MEMORY_NEEDS_GPU
 from pytorchrl.agent.algorithms.precision import policies_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.agent.env.goals import goal_problems
 from pytorchrl.agent.env.single import GivenEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, learned_kind, provided_kind
 from pytorchrl.agent.options import Factory, PartFactory
 from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.storages.goals import goal_problems
 from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
 from pytorchrl.scheme.devices import CPU
 from pytorchrl.scheme.options.base import as_keywords

@@ -13,12 +13,12 @@ import torch
 
 from pytorchrl.agent.algorithms.precision import choices_of
 from pytorchrl.agent.data import Episode, Evaluation
-from pytorchrl.agent.env.goals import with_reward
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.option_values.text import items_of
 from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.agent.storages.goals import with_reward
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime

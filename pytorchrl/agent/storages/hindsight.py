@@ -148,7 +148,7 @@ class Relabeled(NamedTuple):
     """New goals for some of B drawn rows."""
 
     ring: Ring
-    index: np.ndarray
+    goal_of: np.ndarray
     """(B,) int64, for each drawn row, the index of its new goal; -1 if it keeps its goal."""
     goals: np.ndarray
     """(N, ...), the new goals."""
@@ -162,12 +162,12 @@ class Relabeled(NamedTuple):
             rows: (K,) rows of the steps.
             drawn: (K,) indices, in [0, B), of the transitions that contain these steps.
         """
-        column, index = self.ring.columns, self.index[drawn]
+        column, goal_of = self.ring.columns, self.goal_of[drawn]
         reward, terminated = column["reward"][rows], column["terminated"][rows]
-        new = np.flatnonzero(index >= 0)
+        new = np.flatnonzero(goal_of >= 0)
         if not len(new):  # functions of users need not accept empty arrays
             return reward, terminated
-        achieved, desired = achieved_after(self.ring, rows[new]), self.goals[index[new]]
+        achieved, desired = achieved_after(self.ring, rows[new]), self.goals[goal_of[new]]
         reward[new] = values_of(self.reward, achieved, desired, "goal_reward")
         if self.terminated is not None:
             terminated[new] = values_of(self.terminated, achieved, desired, "goal_terminated")
@@ -175,8 +175,8 @@ class Relabeled(NamedTuple):
 
     def write(self, obs: dict[str, np.ndarray]) -> None:
         """Replace the goals of B observations, in place."""
-        new = self.index >= 0
-        obs[DESIRED][new] = self.goals[self.index[new]]
+        new = self.goal_of >= 0
+        obs[DESIRED][new] = self.goals[self.goal_of[new]]
 
 
 class Hindsight:
@@ -228,10 +228,10 @@ class Hindsight:
             self._check(ring, rows)
             self._is_checked = True
         new = np.flatnonzero((uniform < self._share) & self._episodes.are_finished(rows))
-        index = np.full(len(rows), -1)
-        index[new] = np.arange(len(new))
+        goal_of = np.full(len(rows), -1)
+        goal_of[new] = np.arange(len(new))
         steps = self._episodes.draw(rows[new], self._strategy, uniform[new] / self._share)
-        return Relabeled(ring, index, achieved_after(ring, steps), self._reward, self._terminated)
+        return Relabeled(ring, goal_of, achieved_after(ring, steps), self._reward, self._terminated)
 
     def _check(self, ring: Ring, rows: np.ndarray) -> None:
         """Compare the values of the functions with the stored ones, for the original goals of drawn rows."""
@@ -266,6 +266,6 @@ def values_of(function: GoalFunction, achieved: np.ndarray, desired: np.ndarray,
     if found.shape != achieved.shape[:1] or found.dtype.kind not in "fiub":
         raise ContractError(
             f"{name} must return one number for each of N goals: for goals of shape {achieved.shape}, expected an "
-            f"array of shape {achieved.shape[:1]}, got {found.dtype} {found.shape}; compute norms and comparisons "
-            "along the last axis, such as numpy.linalg.norm(achieved - desired, axis=-1)")
+            f"array of shape {achieved.shape[:1]}, got {found.dtype} {found.shape}; take norms along the last "
+            "axis, such as numpy.linalg.norm(achieved - desired, axis=-1)")
     return found

@@ -57,8 +57,8 @@ class ReplayBuffer(Storage):
             "observations unchanged.")
         relabel: str | None = option(
             None, choices=(None, *STRATEGIES),
-            help="Hindsight experience replay: the goal of a drawn transition becomes a goal that was achieved later in "
-            "its episode (future), at its end (final), or anywhere in it (episode). None keeps all goals.")
+            help="Hindsight experience replay: the goal of a drawn transition becomes a goal that was achieved by this "
+            "or a later step of its episode (future), the last step (final), or any step (episode). None keeps goals.")
         relabel_share: float = option(
             0.8, low=0.0, high=1.0, exclusive=True,
             help="Share of drawn transitions whose goal is replaced; with k new goals for each original one, it is "
@@ -229,7 +229,8 @@ class ReplayBuffer(Storage):
         rows, weight = drawn
         self.ring.columns["used"][rows] = True
         self._num_sampled += batch_size
-        new_goals = self._hindsight and self._hindsight.draw(self.ring, rows, self._uniform.take(batch_size))
+        new_goals = None if self._hindsight is None else self._hindsight.draw(
+            self.ring, rows, self._uniform.take(batch_size))
         return self._batch(self.ring, rows, weight, new_goals)
 
     def _batch(

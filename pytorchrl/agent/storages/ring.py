@@ -115,7 +115,7 @@ class Inserted(NamedTuple):
     """(T·E,) float, absolute TD errors of the rows if the collector computed them, else None."""
 
 
-Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+StepOutcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """See `Ring.window`."""
 
 
@@ -301,7 +301,7 @@ class Ring:
         """Return the action masks of the N observations at `places`, (N, actions) bool; None if no masks are stored."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
-    def window(self, rows: np.ndarray, n_step: int, gamma: float, outcome: Outcome | None = None) -> Window:
+    def window(self, rows: np.ndarray, n_step: int, gamma: float, outcome: StepOutcome | None = None) -> Window:
         """Return the n-step transitions that begin at B rows of the ring; `rows` contains the places of these rows.
 
         A transition has m = n steps, or fewer if the episode or the stored data end earlier. Its return is

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.env.goals import relabels
 from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages.goals import relabels
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.rollouts import RolloutReplay

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +14,7 @@ from pytorchrl import (
     DQN,
     SAC,
     TD3,
+    MultiAgentVecEnv,
     OffPolicyActor,
     PERBuffer,
     QActor,
@@ -22,10 +22,11 @@ from pytorchrl import (
     Scheme,
     VecEnv,
     load,
+    multi_agent,
     train,
 )
-from pytorchrl.agent.env.goals import EnvReward
 from pytorchrl.envs.tensors.maze import TorchPointMaze
+from pytorchrl.envs.testing import ChangingAgents
 from pytorchrl.errors import ConfigError, ContractError
 from pytorchrl.scheme.replay.r_worker import RWorker
 
@@ -51,7 +52,8 @@ class Line(gym.Env):
     def step(self, action):
         self.position = np.clip(self.position + action - 1, 0.0, 4.0).astype(np.float32)
         self.steps += 1
-        return self.seen(), float(self.compute_reward(self.position, self.goal, {})), False, self.steps >= self.limit, {}
+        reward = float(self.compute_reward(self.position, self.goal, {}))
+        return self.seen(), reward, False, self.steps >= self.limit, {}
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         return self.scale * (np.abs(achieved_goal - desired_goal).sum(-1) < 0.5)
@@ -237,7 +239,7 @@ def test_transforms_and_wrappers_change_both_kinds_of_rewards(batches):
     del batches[:]
     run(agent_on(of_envs={"wrappers": (ScaledAlike,), "reward_transform": 0.5}))
     assert check_rewards(batches, scale=5.0, offset=1.5) > 0.3
-    with pytest.raises(ContractError, match="goal_reward returned 0 for .* but the reward of this step was 3"):
+    with pytest.raises(ContractError, match=r"goal_reward returned 0 for .* but the reward of this step was 3"):
         run(agent_on(of_envs={"wrappers": (Scaled,)}))
 
 
@@ -248,28 +250,39 @@ def test_a_given_function_replaces_that_of_the_environment(batches):
     assert check_rewards(batches, scale=3.0) > 0.3
 
 
-def test_the_method_is_found_in_single_and_in_vector_environments_after_pickling():
-    goals = np.array([[1.0], [2.0]], np.float32), np.array([[1.0], [1.0]], np.float32)
-    single = EnvReward(VecEnv.create_factory(functools.partial(Line, 2.0), vec_env_size=3, backend="async"))
-    assert single(*goals, {}).tolist() == [2.0, 0.0]
-    assert pickle.loads(pickle.dumps(single))(*goals, {}).tolist() == [2.0, 0.0]
-    for is_dense, found in ((False, [1.0, 0.0]), (True, [0.0, -np.sqrt(2.0)])):
-        maze = EnvReward(VecEnv.create_factory(MAZE, {"is_dense": is_dense}, 3))
-        pairs = np.repeat(goals[0], 2, 1), np.repeat(goals[1], 2, 1)
-        np.testing.assert_allclose(maze(*pairs, {}).astype(float), found, rtol=1e-6)
-
-
 @pytest.mark.parametrize(("agent", "text"), [
     (lambda: agent_on(WithoutFunction), "has no method compute_reward"),
     (lambda: agent_on("CartPole-v1"), "needs observations that are a Dict with 'achieved_goal' and 'desired_goal'"),
     (lambda: agent_on(of_envs={"wrappers": (WithoutGoals,)}), "needs observations that are a Dict"),
     (lambda: agent_on(OldLine), r"compute_reward must return one number for each of N goals.*axis=-1"),
-    (lambda: agent_on(InfoLine), r"goal_reward raised .* an empty info: KeyError: 'factor'; replay stores no info"),
+    (lambda: agent_on(InfoLine), r"goal_reward raised .* an empty info: KeyError: 'factor'; give a function of goals alone"),
     (lambda: agent_on(goal_terminated=lambda achieved, desired, info: False), "goal_terminated must return one number"),
 ])
 def test_agents_without_rewards_for_other_goals_are_refused_before_anything_starts(agent, text):
     with pytest.raises(ConfigError, match=text):
         Scheme(*agent())
+
+
+@pytest.mark.parametrize(("wrong", "right"), [
+    ({"env": WithoutFunction}, {"env": Line}), ({"env": WithoutFunction}, {"env": WithoutFunction, "goal_reward": 0}),
+    ({"env": "CartPole-v1"}, {"env": "CartPole-v1", "relabel": None}), ({"env": OldLine}, {"env": Line}),
+    ({"env": InfoLine}, {"env": InfoLine, "goal_reward": 0}),
+    ({"env": Line, "of_envs": {"wrappers": (Scaled,)}}, {"env": Line, "of_envs": {"wrappers": (ScaledAlike,)}})])
+def test_what_errors_advise_helps(wrong, right):
+    given = {name: value if name != "goal_reward" else line_reward for name, value in right.items()}
+    with pytest.raises((ConfigError, ContractError)):
+        run(agent_on(**wrong))
+    run(agent_on(**given))
+
+
+def test_several_policies_are_refused():
+    envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2)
+    parts = {relabel: multi_agent(
+        envs, DQN.create_factory(**REPLAY), functools.partial(QActor.create_factory, hidden_sizes=(8,)),
+        ReplayBuffer.create_factory(200, rollout_size=4, relabel=relabel)) for relabel in ("future", None)}
+    with pytest.raises(ConfigError, match="relabel is for a single policy"):
+        Scheme(*parts["future"], envs)
+    run((*parts[None], envs))
 
 
 @pytest.mark.parametrize("routing", ["random", "least_loaded"])

@@ -244,7 +244,7 @@ def test_goals_come_from_episodes_that_span_rollouts_and_lost_their_first_steps(
 
 
 def test_recomputed_terminations_end_returns(build_replay):
-    """With golden values: reward 1 at the goal, n = 3, and an episode of 3 steps with the goal 1.5 of its second step."""
+    """With golden values: n = 3, and an episode of 3 steps, whose reward is 1 at the goal."""
     found = {}
     for ends in (None, is_reached):
         storage = build_replay(ReplayBuffer, 3, gamma=0.5, n_step=3, relabel="future", relabel_share=1.0,
@@ -291,7 +291,7 @@ def test_terminations_that_differ_from_the_stored_ones_are_refused(build_replay)
     storage = build_replay(ReplayBuffer, 20, relabel="future", goal_reward=is_reached,
                            goal_terminated=lambda achieved, desired, info: np.ones(len(achieved), bool))
     storage.insert_data_slice([episodes([3, 4])])
-    with pytest.raises(ContractError, match="goal_terminated returned 1 .* the terminated of this step was 0"):
+    with pytest.raises(ContractError, match=r"goal_terminated returned 1 .* the terminated of this step was 0"):
         storage.sample(9)
 
 

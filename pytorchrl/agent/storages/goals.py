@@ -90,18 +90,17 @@ def goal_problems(storage: StorageFactory, envs: EnvFactory) -> Iterator[Problem
     """Yield a problem if a storage replaces goals, but the environments have none or their reward is unknown."""
     if not relabels(storage):
         return
-    name = f"relabel={getattr(storage.options, 'relabel', None)!r}"
     if hasattr(storage.options, "policies"):
         yield Problem("relabel is for a single policy", "leave relabel out", ("relabel",))
         return
     leaves = envs.observation_space
-    goals = [leaves.get(leaf) for leaf in (ACHIEVED, DESIRED)]
-    if None in goals or goals[0].shape != goals[1].shape or goals[0].dtype != goals[1].dtype:
-        yield Problem(f"{name} needs observations that are a Dict with {ACHIEVED!r} and {DESIRED!r}, two equal spaces "
-                      f"of arrays, got {dict(leaves)}", "give an environment with goals, or leave relabel out",
-                      ("relabel",))
+    achieved, desired = leaves.get(ACHIEVED), leaves.get(DESIRED)
+    if achieved is None or desired is None or (achieved.shape, achieved.dtype) != (desired.shape, desired.dtype):
+        yield Problem(f"relabel={storage.options.relabel!r} needs observations that are a Dict with {ACHIEVED!r} and "
+                      f"{DESIRED!r}, two equal spaces of arrays, got {dict(leaves)}",
+                      "give an environment with goals, or leave relabel out", ("relabel",))
     else:
-        yield from problems_in(_try, with_reward(storage, envs), np.zeros((2, *goals[0].shape), goals[0].dtype))
+        yield from problems_in(_try, with_reward(storage, envs), np.zeros((2, *(desired.shape or ())), desired.dtype))
 
 
 def _try(storage: StorageFactory, goals: np.ndarray) -> None:
@@ -121,4 +120,4 @@ def _try(storage: StorageFactory, goals: np.ndarray) -> None:
         except USER_ERRORS as failure:
             raise ConfigError(
                 f"{name} raised for achieved goals and desired goals of shape {goals.shape} and an empty info: "
-                f"{describe(failure)}; replay stores no info, so give a function of arrays of goals") from failure
+                f"{describe(failure)}; give a function of goals alone, because replay stores no info") from failure
