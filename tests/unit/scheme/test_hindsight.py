@@ -255,7 +255,7 @@ def test_a_given_function_replaces_that_of_the_environment(batches):
     (lambda: agent_on("CartPole-v1"), "needs observations that are a Dict with 'achieved_goal' and 'desired_goal'"),
     (lambda: agent_on(of_envs={"wrappers": (WithoutGoals,)}), "needs observations that are a Dict"),
     (lambda: agent_on(OldLine), r"compute_reward must return one number for each of N goals.*axis=-1"),
-    (lambda: agent_on(InfoLine), r"goal_reward raised .* an empty info: KeyError: 'factor'; give a function of goals alone"),
+    (lambda: agent_on(InfoLine), r"goal_reward raised .* an empty info: KeyError: 'factor'; give a function of goals"),
     (lambda: agent_on(goal_terminated=lambda achieved, desired, info: False), "goal_terminated must return one number"),
 ])
 def test_agents_without_rewards_for_other_goals_are_refused_before_anything_starts(agent, text):
