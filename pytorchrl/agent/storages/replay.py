@@ -106,8 +106,11 @@ class ReplayBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return an error message if the buffer cannot store a whole rollout, otherwise None."""
+        """Return an error message if the buffer cannot store a whole rollout or replace goals, otherwise None."""
         options, num_envs = agent.storage, agent.num_envs
+        if options.relabel is not None and cls.provides is not DataKind.TRANSITIONS:
+            return (f"relabel={options.relabel!r} is for single transitions, but {cls.__name__} provides "
+                    f"{cls.provides.value}, whose stored memory states depend on the original goals; leave relabel out")
         if num_envs is not None and options.size < options.rollout_size * num_envs:
             return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
                     f"{options.rollout_size}; raise size to {options.rollout_size * num_envs} or more, or lower "

@@ -166,11 +166,8 @@ class SequenceBuffer(PERBuffer):
                  "priority_eta.")
 
         def contradictions(self) -> Iterator[Problem]:
-            """Refuse a `period` that would leave gaps between sequences, and new goals."""
+            """Refuse a `period` that would leave gaps between sequences."""
             yield from super().contradictions()
-            if self.relabel is not None:
-                yield Problem(f"relabel={self.relabel!r} is for single transitions: the stored memory states of "
-                              "sequences depend on the original goals", "leave relabel out", ("relabel",))
             if self.period > self.length:
                 yield Problem(f"period must not exceed length, got {self.period} > {self.length}: steps between "
                               "sequences would never be trained on", "lower period", ("period", "length"))

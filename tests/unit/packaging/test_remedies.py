@@ -234,7 +234,7 @@ ELSEWHERE = {
         "agent/storages/test_on_policy.py::test_full_storage_refuses_another_transition",
     **dict.fromkeys((
         "only a scheme finds the environment's compute_reward", "with which relabel computes rewards",
-        "relabel is for a single policy", "two equal spaces of arrays", "sequences depend on the original goals",
+        "relabel is for a single policy", "two equal spaces of arrays", "states depend on the original goals",
         "one number for each of N goals", "of this step was", "because replay stores no info"),
         "scheme/test_hindsight.py::test_what_errors_advise_helps"),
     "set the option to the same function":

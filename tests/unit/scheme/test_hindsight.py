@@ -275,6 +275,14 @@ def test_what_errors_advise_helps(wrong, right):
     run(agent_on(**given))
 
 
+def test_agents_with_memory_are_refused():
+    options = {"num_envs": 2, "target_steps": 60, "hidden_sizes": (8,), "progress": False, **REPLAY}
+    with pytest.raises(ConfigError, match="relabel='future' is for single transitions"):
+        train("r2d2", Line, relabel="future", **options)
+    with pytest.raises(ConfigError, match="relabel='future' is for single transitions"):
+        train("r2d2", Line, relabel="future", kind="batch", num_replay_workers=1, **options)
+
+
 def test_several_policies_are_refused():
     envs = MultiAgentVecEnv.create_factory(ChangingAgents, None, 2)
     parts = {relabel: multi_agent(

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chisquare
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, RolloutSequenceBuffer, SequenceBuffer
 from pytorchrl.agent.storages.hindsight import STRATEGIES
 from pytorchrl.errors import ConfigError, ContractError
 
@@ -301,7 +301,8 @@ def test_options_without_effect_and_other_storages_are_refused(build_replay):
             ReplayBuffer.create_factory(10, **{name: value})
     with pytest.raises(ConfigError, match="must be one of"):
         ReplayBuffer.create_factory(10, relabel="random")
-    with pytest.raises(ConfigError, match="stored memory states of sequences"):
-        SequenceBuffer.create_factory(1000, relabel="future", goal_reward=is_reached)
+    for cls in (SequenceBuffer, RolloutSequenceBuffer):
+        with pytest.raises(ConfigError, match=f"single transitions, but {cls.__name__} provides sequences"):
+            build_replay(cls, 1000, relabel="future", goal_reward=is_reached)
     with pytest.raises(ConfigError, match="relabel needs goal_reward here"):
         build_replay(ReplayBuffer, 10, relabel="future")
