@@ -84,6 +84,7 @@ class Episodes:
         ended, link = _ended(ring, rows), ring.columns["link"][rows]
         before = np.full(ring.capacity, -1)
         goes_on = ~ended & (link >= 0)
+        goes_on &= ring.ids(link) > ring.ids(rows)  # always true, unless a file is damaged; links never form a circle
         before[link[goes_on]] = rows[goes_on]
         steps = before.tolist()
         for row in rows[ended].tolist():

@@ -306,3 +306,17 @@ def test_options_without_effect_and_other_storages_are_refused(build_replay):
             build_replay(cls, 1000, relabel="future", goal_reward=is_reached)
     with pytest.raises(ConfigError, match="relabel needs goal_reward here"):
         build_replay(ReplayBuffer, 10, relabel="future")
+
+
+def test_links_in_a_circle_do_not_hang(build_replay):
+    """A damaged file may link a step to an earlier step of its episode."""
+    build = lambda: build_replay(ReplayBuffer, 6, relabel="final", relabel_share=1.0, goal_reward=is_reached)  # noqa: E731
+    storage, other = build(), build()
+    storage.insert_data_slice([episodes([4])])
+    state = storage.state_dict()
+    assert state["contents"]["ring"]["columns"]["link"][:3].tolist() == [1, 2, 3]
+    state["contents"]["ring"]["columns"]["link"][1] = 0
+    other.load_state_dict(state)
+    batch = other.sample(60)
+    goals = dict(zip(batch.action.tolist(), batch.obs["desired_goal"][:, 0].tolist(), strict=True))
+    assert goals == {0: -1.0, 1: -1.0, 2: 3.25, 3: 3.25}
