@@ -21,13 +21,14 @@ from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, learned_kind, provided_kind
 from pytorchrl.agent.options import Factory, PartFactory
 from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.storages.goals import goal_problems
 from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
 from pytorchrl.scheme.devices import CPU
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.replay import SPLITS_SEQUENCES
 from pytorchrl.scheme.options.settings import Settings
-from pytorchrl.scheme.replay.storage_options import kind_of
+from pytorchrl.scheme.replay.storage_options import kind_of, needs_order
 from pytorchrl.support.problems import problems_in
 from pytorchrl.support.untyped import UserPart
 
@@ -67,7 +68,8 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
                       agent.train_envs_factory.num_envs)
     return [*fit, *_given_env_problems(agent, settings), *_space_problems(agent), *_sequence_problems(agent, settings),
             *_kept_problems(agent, settings), *_batch_problems(agent, settings), *_memory_problems(agent, settings),
-            *_inference_problems(agent, settings), *_pickle_problems(agent, settings)]
+            *_inference_problems(agent, settings), *_pickle_problems(agent, settings),
+            *goal_problems(agent.storage_factory, agent.train_envs_factory)]
 
 
 def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
@@ -135,19 +137,21 @@ def _layout(space: object) -> object:
 def _sequence_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """Refuse a replay buffer that is too small for a sequence, or a `routing` that splits sequences over shards.
 
-    Nothing is checked if each sequence of the storage lies within one rollout.
+    With `relabel`, episodes must not be split, either.
     """
-    storage = agent.storage_factory
-    if kind_of(storage) != "sequence":
+    storage, collection = agent.storage_factory, settings.collection
+    if not needs_order(storage):
         return
-    cls: type[UserPart] = storage.cls  # a storage of sequences has more members than `Storage`
-    num_replay_workers = settings.num_replay_workers or 1
-    sources = -(-settings.collection.num_workers // num_replay_workers)
-    yield from problems_in(cls.check_size, storage.options, agent.train_envs_factory.num_envs, sources,
-                           storage.options.size // num_replay_workers)
-    if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in SPLITS_SEQUENCES:
-        yield Problem(f"routing={settings.collection.routing!r} would split sequences that span several rollouts over "
-                      "different shards", "leave routing out", ("routing",))
+    if kind_of(storage) == "sequence":
+        cls: type[UserPart] = storage.cls  # a storage of sequences has more members than `Storage`
+        num_replay_workers = settings.num_replay_workers or 1
+        sources = -(-collection.num_workers // num_replay_workers)
+        yield from problems_in(cls.check_size, storage.options, agent.train_envs_factory.num_envs, sources,
+                               storage.options.size // num_replay_workers)
+    if isinstance(collection, ReplayCollection) and collection.routing in SPLITS_SEQUENCES:
+        what = "sequences" if kind_of(storage) == "sequence" else "episodes (relabel)"
+        yield Problem(f"routing={collection.routing!r} would split {what} that span several rollouts over different "
+                      "shards", "leave routing out", ("routing",))
 
 
 def _kept_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:

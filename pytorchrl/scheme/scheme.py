@@ -18,6 +18,7 @@ from pytorchrl.agent.fit import provided_kind
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.option_values.text import items_of
 from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.agent.storages.goals import with_reward
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
@@ -71,11 +72,12 @@ if TYPE_CHECKING:
 
 def _workers_of(agent: Agent, gradients: GradientKind, collection: Collection) -> GWorkerSetFactory:
     """Return the factory of an agent's gradient workers and of the workers below them."""
+    storage = with_reward(agent.storage_factory, agent.train_envs_factory)
     shards = None
     if isinstance(collection, ReplayCollection):
-        shards = RWorkerSetFactory(collection, agent.algo_factory, agent.actor_factory, agent.storage_factory)
+        shards = RWorkerSetFactory(collection, agent.algo_factory, agent.actor_factory, storage)
     collectors = CWorkerSetFactory(
-        collection, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
+        collection, agent.algo_factory, agent.actor_factory, storage, agent.train_envs_factory)
     return GWorkerSetFactory(gradients, collection, collectors, shards)
 
 

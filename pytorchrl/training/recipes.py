@@ -148,8 +148,14 @@ def _built(description: object, algorithm: type[Algorithm] | None, find: Find, m
 
     def of_algorithm(part: Described) -> Described:
         name = part[FACTORY] if algorithm is None else reference_to(algorithm)
-        return {FACTORY: name, "options": {name: option for name, option in mapping(part["options"]).items()
-                                           if name in _ACTING or _can_be_built(option, find)}}
+        return {FACTORY: name, "options": known_options(part)}
+
+    def known_options(part: Described) -> Described:
+        return {name: option for name, option in mapping(part["options"]).items()
+                if name in _ACTING or _can_be_built(option, find)}
+
+    def of_storage(part: Described) -> Described:
+        return {**part, "options": known_options(part)}
 
     def of_actor(part: Described) -> Described:
         return {**part, "options": {**mapping(part["options"]), "checkpoint": None}}
@@ -157,7 +163,7 @@ def _built(description: object, algorithm: type[Algorithm] | None, find: Find, m
     return Agent(
         factory_from_json(_of_policies(parts["algo_factory"], of_algorithm), find, spaces),
         factory_from_json(_of_policies(parts["actor_factory"], of_actor), find, spaces),
-        factory_from_json(parts["storage_factory"], find, spaces), train_envs,
+        factory_from_json(_of_policies(parts["storage_factory"], of_storage), find, spaces), train_envs,
         train_envs if of_tests is None else _environments(of_tests, find, model, is_played=True))
 
 

@@ -35,6 +35,7 @@ SMOKE_RUNS = {
     "mujoco_ppo.py": ([], "mujoco"),
     "tensor_ppo.py": ([], None),
     "imitate.py": ([], None),
+    "bit_flipping.py": ([], None),
     "optuna_search.py": ([], "optuna"),
     "tune_search.py": ([pytest.mark.ray], "pandas"),
 }
@@ -58,6 +59,7 @@ COUNTS = {
     "mujoco_ppo.py": (256, 160),
     "tensor_ppo.py": (512, 64),
     "imitate.py": (982, 40),
+    "bit_flipping.py": (512, 97),
     "optuna_search.py": (312, 100),
 }
 # Script -> ranges of the env steps and updates of runs on Ray whose counts vary. There, asynchronous workers collect

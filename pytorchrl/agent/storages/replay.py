@@ -17,8 +17,9 @@ from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import UniformDraws
 from pytorchrl.agent.storages.base import Storage, StorageActor
+from pytorchrl.agent.storages.hindsight import STRATEGIES, GoalFunction, Hindsight, Relabeled
 from pytorchrl.agent.storages.ring import Inserted, Ring
-from pytorchrl.errors import ArgumentError
+from pytorchrl.errors import ArgumentError, ConfigError, Problem
 from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import SavedValue, StateDict
 
@@ -54,6 +55,27 @@ class ReplayBuffer(Storage):
             None, low=1,
             help="Number of frames stacked in an observation; each frame is stored once. None detects stacks, 1 stores "
             "observations unchanged.")
+        relabel: str | None = option(
+            None, choices=(None, *STRATEGIES),
+            help="Hindsight experience replay: the goal of a drawn transition becomes a goal that was achieved by this "
+            "or a later step of its episode (future), the last step (final), or any step (episode). None keeps goals.")
+        relabel_share: float = option(
+            0.8, low=0.0, high=1.0, exclusive=True,
+            help="Share of drawn transitions whose goal is replaced; with k new goals for each original one, it is "
+            "k / (k + 1).")
+        goal_reward: GoalFunction | None = option(
+            None, help="Function of achieved goals, desired goals and an empty info that returns the rewards to learn "
+            "from. None calls the environment's compute_reward.")
+        goal_terminated: GoalFunction | None = option(
+            None, help="Function of achieved goals, desired goals and an empty info that returns whether episodes "
+            "terminate. None keeps terminations as they are stored.")
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse options of new goals without `relabel`."""
+            yield from super().contradictions()
+            if self.relabel is None:
+                yield from self._without_effect(
+                    ("relabel_share", "goal_reward", "goal_terminated"), "relabel", "relabel")
 
     options: Options
 
@@ -72,18 +94,23 @@ class ReplayBuffer(Storage):
             device: Device of the batches.
 
         Raises:
-            ConfigError: A rollout is larger than `size`.
+            ConfigError: A rollout is larger than `size`, or `relabel` lacks a function of rewards.
         """
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self.ring = Ring(options.size, options.stacked_frames)
+        self._hindsight = None if options.relabel is None else Hindsight(
+            options.relabel, options.relabel_share, _reward_of(options), options.goal_terminated)
         self._num_sampled = 0
         self._is_draw_checked = False
         self._is_on_cpu = self.device.type == "cpu"
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return an error message if the buffer cannot store a whole rollout, otherwise None."""
+        """Return an error message if the buffer cannot store a whole rollout or replace goals, otherwise None."""
         options, num_envs = agent.storage, agent.num_envs
+        if options.relabel is not None and cls.provides is not DataKind.TRANSITIONS:
+            return (f"relabel={options.relabel!r} is for single transitions, but {cls.__name__} provides "
+                    f"{cls.provides.value}, whose stored memory states depend on the original goals; leave relabel out")
         if num_envs is not None and options.size < options.rollout_size * num_envs:
             return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
                     f"{options.rollout_size}; raise size to {options.rollout_size * num_envs} or more, or lower "
@@ -110,7 +137,8 @@ class ReplayBuffer(Storage):
     @property
     @override
     def keeps_tensors(self) -> bool:
-        return self.provides is DataKind.TRANSITIONS and self.options.stacked_frames in (None, 1)
+        return (self.provides is DataKind.TRANSITIONS and self.options.stacked_frames in (None, 1)
+                and self.options.relabel is None)
 
     @override
     def stay_on_device(self) -> None:
@@ -204,19 +232,28 @@ class ReplayBuffer(Storage):
         rows, weight = drawn
         self.ring.columns["used"][rows] = True
         self._num_sampled += batch_size
-        return self._batch(self.ring, rows, weight)
+        new_goals = None if self._hindsight is None else self._hindsight.draw(
+            self.ring, rows, self._uniform.take(batch_size))
+        return self._batch(self.ring, rows, weight, new_goals)
 
-    def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
+    def _batch(
+        self, ring: Ring, rows: np.ndarray, weight: np.ndarray, new_goals: Relabeled | None = None,
+    ) -> ReplayBatch:
         """Return a batch of the transitions in the rows `rows` (B,) of `ring`, with importance weights (B,)."""
-        window = ring.window(rows, self.options.n_step, self.algorithm.gamma)
+        window = ring.window(
+            rows, self.options.n_step, self.algorithm.gamma, None if new_goals is None else new_goals.outcome)
         following = ring.columns["link"][window.last]
         mask, next_mask = ring.take_mask(rows), ring.take_mask(following)
+        obs, next_obs = ring.take(rows), ring.take(following)
+        if new_goals is not None:
+            new_goals.write(obs)
+            new_goals.write(next_obs)
         return ReplayBatch(
-            obs=self._tensors(ring.take(rows)),
+            obs=self._tensors(obs),
             action=self._tensor(ring.columns["action"][rows]),
             ret=self._tensor(window.ret.astype(np.float32, copy=False)),
             discount=self._tensor(window.discount.astype(np.float32)),
-            next_obs=self._tensors(ring.take(following)),
+            next_obs=self._tensors(next_obs),
             weight=self._tensor(weight.astype(np.float32, copy=False)),
             ids=torch.from_numpy(ring.ids(rows)),
             mask=None if mask is None else self._tensor(mask),
@@ -250,7 +287,7 @@ class ReplayBuffer(Storage):
     @property
     def num_bytes(self) -> int:
         """Memory allocated for transitions, in bytes."""
-        return self.ring.num_bytes
+        return self.ring.num_bytes + (0 if self._hindsight is None else self._hindsight.num_bytes)
 
     def state_dict(self) -> StateDict:
         """Return the state that an exact continuation needs, including the stored transitions."""
@@ -277,6 +314,8 @@ class ReplayBuffer(Storage):
         if rollout.host is not None and self.ring.device is None:  # it was collected before the buffer moved
             rollout = replace(rollout.map(Tensor.cpu), host=None)
         inserted, errors = self.ring.insert(rollout, source), rollout.other.get(ERROR)
+        if self._hindsight is not None:
+            self._hindsight.insert(self.ring, inserted, source)
         if errors is not None:
             inserted = inserted._replace(errors=errors.numpy().T.reshape(-1))
         self._inserted(inserted)
@@ -315,6 +354,8 @@ class ReplayBuffer(Storage):
 
     def _load_contents(self, contents: StateDict) -> None:
         self.ring.load_state_dict(contents["ring"])
+        if self._hindsight is not None:
+            self._hindsight.rebuild(self.ring)
         self._num_sampled = saved_int(contents["num_sampled"])
 
     # Helpers
@@ -329,6 +370,13 @@ class ReplayBuffer(Storage):
 
     def _tensors(self, arrays: dict[str, np.ndarray]) -> Obs:
         return {name: self._tensor(array) for name, array in arrays.items()}
+
+
+def _reward_of(options: ReplayBuffer.Options) -> GoalFunction:
+    if options.goal_reward is None:
+        raise ConfigError("relabel needs goal_reward here, because only a scheme finds the environment's "
+                          "compute_reward; give goal_reward")
+    return options.goal_reward
 
 
 def _convert(state: SavedValue, function: Callable[[T], object], kind: type[T]) -> SavedValue:

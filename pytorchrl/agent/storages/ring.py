@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -113,6 +113,10 @@ class Inserted(NamedTuple):
     """(E,) bool, whether each environment continues from the end of the collector's previous rollout."""
     errors: np.ndarray | None = None
     """(T·E,) float, absolute TD errors of the rows if the collector computed them, else None."""
+
+
+StepOutcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""See `Ring.window`."""
 
 
 class Window(NamedTuple):
@@ -297,33 +301,49 @@ class Ring:
         """Return the action masks of the N observations at `places`, (N, actions) bool; None if no masks are stored."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
-    def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
+    def window(self, rows: np.ndarray, n_step: int, gamma: float, outcome: StepOutcome | None = None) -> Window:
         """Return the n-step transitions that begin at B rows of the ring; `rows` contains the places of these rows.
 
         A transition has m = n steps, or fewer if the episode or the stored data end earlier. Its return is
         r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, and its discount is gamma^m (1 - terminated_{t+m-1}).
+
+        Args:
+            rows: (B,) places.
+            n_step: n, the largest number of steps.
+            gamma: Discount of one step.
+            outcome: Function that returns the rewards and terminations of K steps, given their places (K,) and the
+                indices (K,) of their transitions; None: those that are stored.
         """
         column = self.columns
-        ret, num_steps = column["reward"][rows], np.ones(len(rows), dtype=np.int64)
+        outcome = outcome or self._outcome
+        num_steps, running = np.ones(len(rows), dtype=np.int64), np.arange(len(rows))
+        ret, terminated = outcome(rows, running)
         if n_step == 1:
-            return Window(rows, ret, np.where(column["terminated"][rows], 0.0, gamma), num_steps)
-        ret = ret.astype(np.float64)
-        last, running = rows.copy(), np.arange(len(rows))
+            return Window(rows, ret, np.where(terminated, 0.0, gamma), num_steps)
+        ret, last = ret.astype(np.float64), rows.copy()
         for k in range(1, n_step):
             at = last[running]
             link = column["link"][at]
-            on = ~(column["terminated"][at] | column["truncated"][at]) & (link >= 0)
+            on = ~(column["terminated"][at] | column["truncated"][at] | terminated[running]) & (link >= 0)
             on &= column["valid"][np.maximum(link, 0)]
             running, after = running[on], link[on]
-            ret[running] += gamma**k * column["reward"][after]
+            reward, terminated[running] = outcome(after, running)
+            ret[running] += gamma**k * reward
             last[running], num_steps[running] = after, k + 1
-        discount = np.where(column["terminated"][last], 0.0, gamma**num_steps)
-        return Window(last, ret, discount, num_steps)
+        return Window(last, ret, np.where(terminated, 0.0, gamma**num_steps), num_steps)
+
+    def _outcome(self, rows: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.columns["reward"][rows], self.columns["terminated"][rows]
 
     @property
     def sources(self) -> list[Hashable]:
         """Identifiers of the collectors whose newest row is still in the ring."""
         return list(self._heads)
+
+    @property
+    def heads(self) -> dict[Hashable, np.ndarray]:
+        """For each of `sources`, the ids of each environment's newest row, (E,) int64; some may be evicted."""
+        return {source: head.ids for source, head in self._heads.items()}
 
     @property
     def num_bytes(self) -> int:

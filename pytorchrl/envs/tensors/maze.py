@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -12,6 +14,7 @@ from pytorchrl.envs.tensors.base import TensorEnv
 
 U_MAZE = ("#####", "#...#", "###.#", "#...#", "#####")
 """A maze with one bent corridor."""
+Goals = TypeVar("Goals", np.ndarray, Tensor)
 _MOST_SPEED, _REACH = 0.2, 0.45
 
 
@@ -74,9 +77,23 @@ class TorchPointMaze(TensorEnv):
         reward = -distance if self._is_dense else is_reached.to(state.dtype)
         return torch.stack((x, y, speed_x, speed_y, goal_x, goal_y), 1), reward, is_reached
 
+    def compute_reward(self, achieved_goal: Goals, desired_goal: Goals, info: object) -> Goals:
+        """Return the rewards of N steps, (N,), after which the point is at `achieved_goal`; both goals are (N, 2)."""
+        distance = _distance(achieved_goal, desired_goal)
+        return -distance if self._is_dense else distance <= _REACH
+
+    @staticmethod
+    def compute_terminated(achieved_goal: Goals, desired_goal: Goals, info: object) -> Goals:
+        """Return whether the goals of N steps are reached, (N,) bool; see `compute_reward`."""
+        return _distance(achieved_goal, desired_goal) <= _REACH
+
     @override
     def observe(self, state: Tensor) -> dict[str, Tensor]:
         return {"observation": state[:, :4], "achieved_goal": state[:, :2], "desired_goal": state[:, 4:]}
 
     def _is_wall(self, x: Tensor, y: Tensor) -> Tensor:
         return self._walls[y.long(), x.long()]
+
+
+def _distance(achieved: Goals, desired: Goals) -> Goals:
+    return ((achieved - desired) ** 2).sum(-1) ** 0.5

@@ -18,7 +18,7 @@ from pytorchrl.scheme.options.collection import (
     ReplayCollection,
     SynchronousCollection,
 )
-from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
+from pytorchrl.scheme.replay.storage_options import check_replay, needs_order, rollout_steps
 from pytorchrl.support.problems import problems_in, raise_all
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def resolve_defaults(collection: Collection, agent: Agent | CWorkerRecipe) -> tu
         values |= {
             "train_batch_size": batch, "learning_starts": starts,
             "prefetch": collection.prefetch or _PREFETCHED_BATCHES,
-            "routing": "by_stream" if kind_of(agent.storage_factory) == "sequence" else collection.routing}
+            "routing": "by_stream" if needs_order(agent.storage_factory) else collection.routing}
     return collection.replaced(**values), []
 
 

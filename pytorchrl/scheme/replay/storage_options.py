@@ -12,6 +12,7 @@ from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, prov
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages.goals import relabels
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
@@ -33,6 +34,11 @@ def kind_of(factory: StorageFactory) -> str | None:
 
 def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
     return "batch" if storage.draws_rollouts else _DRAWN.get(given)
+
+
+def needs_order(factory: StorageFactory) -> bool:
+    """Return whether all rollouts of a collection worker must be in the same shard: for sequences and new goals."""
+    return kind_of(factory) == "sequence" or relabels(factory)
 
 
 def check_replay(storage: StorageFactory, size: int | None) -> None:

@@ -240,6 +240,11 @@ ELSEWHERE = {
     "cannot load the state of one with size": "agent/storages/test_replay.py::test_a_state_of_another_size_is_refused",
     "call get_all_buffer_data() first":
         "agent/storages/test_on_policy.py::test_full_storage_refuses_another_transition",
+    **dict.fromkeys((
+        "only a scheme finds the environment's compute_reward", "with which relabel computes rewards",
+        "relabel is for a single policy", "two equal spaces of arrays", "states depend on the original goals",
+        "one number for each of N goals", "of this step was", "because replay stores no info"),
+        "scheme/test_hindsight.py::test_what_errors_advise_helps"),
     "set the option to the same function":
         "agent/test_schedules.py::test_a_state_with_a_function_that_the_options_lack_is_refused",
     **dict.fromkeys(("axis cannot be logarithmic", "for a logarithmic axis"),

@@ -372,10 +372,10 @@ def test_only_one_package_encodes_values_of_options():
 
 # Modules whose deques without a `maxlen` belong to one thread or are used under their owner's lock.
 DEQUES_OF_ONE_THREAD = {
-    "agent/env/restarts.py", "agent/multi/replay.py", "agent/storages/rollout_sequences.py",
-    "agent/storages/sequences.py", "learner/reporting.py", "scheme/gradients/staging.py", "scheme/replay/inserter.py",
-    "scheme/replay/rollouts.py", "scheme/supervision/supervisor.py", "scheme/updates/asynchronous.py",
-    "scheme/updates/times.py"}
+    "agent/env/restarts.py", "agent/multi/replay.py", "agent/storages/hindsight.py",
+    "agent/storages/rollout_sequences.py", "agent/storages/sequences.py", "learner/reporting.py",
+    "scheme/gradients/staging.py", "scheme/replay/inserter.py", "scheme/replay/rollouts.py",
+    "scheme/supervision/supervisor.py", "scheme/updates/asynchronous.py", "scheme/updates/times.py"}
 
 
 def modules_that_make(names):

@@ -42,10 +42,10 @@ def on_policy(algo, storage, env="CartPole-v1", **actor):
                                               **actor), storage, envs
 
 
-def continuous(algo, **actor):
-    envs = VecEnv.create_factory("Pendulum-v1", None, 2)
+def continuous(algo, env="Pendulum-v1", storage=None, max_episode_steps=None, **actor):
+    envs = VecEnv.create_factory(env, None, 2, max_episode_steps=max_episode_steps)
     actor = OffPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor)
-    return algo, actor, ReplayBuffer.create_factory(100, rollout_size=4), envs
+    return algo, actor, storage or ReplayBuffer.create_factory(100, rollout_size=4), envs
 
 
 def q_learning(algo, storage, **actor):
@@ -94,6 +94,10 @@ AGENTS = {
                               num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
                               normalize_obs=True),
+    "td3, hindsight": lambda: continuous(
+        TD3.create_factory(**REPLAY), "pytorchrl/TorchPointMaze-v0",
+        PERBuffer.create_factory(30, rollout_size=4, n_step=2, relabel="episode"), 7, policy="deterministic",
+        num_critics=2),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
     "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor,
