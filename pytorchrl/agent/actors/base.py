@@ -57,7 +57,7 @@ class Actor(Part, nn.Module, ABC):
     home: ClassVar[str] = "actor"
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
-    network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
+    network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation", "block")
     """Options that only `build_networks` reads. A subclass's `build_networks` must read each option that is set."""
     is_recurrent = False
 

@@ -84,6 +84,11 @@ class OffPolicyActor(ReplayActor):
                     f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
                     "other policy has a standard deviation; leave it out")
 
+        @override
+        def _has_vector_networks(self) -> bool:
+            # Critics of a Box have layers over the features and the action.
+            return super()._has_vector_networks() or isinstance(self.action_space, gym.spaces.Box)
+
     @classmethod
     @override
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:

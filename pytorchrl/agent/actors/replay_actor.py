@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.base import Actor
-from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
+from pytorchrl.agent.actors.blocks import Simba, vector_network
+from pytorchrl.agent.actors.extractors import ACTIVATIONS, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
 from pytorchrl.agent.actors.trunk import LeafSpaces, NetworkOptions, Trunk, TrunkOptions
 from pytorchrl.agent.data import Obs
@@ -76,10 +77,10 @@ def replay_trunk(
 def default_init(module: nn.Module, generator: torch.Generator) -> None:
     """Draw the parameters of linear and convolutional layers as PyTorch does, uniformly within +-1 / sqrt(inputs).
 
-    Here, `inputs` is the number of inputs of one unit. The layers of a `FixupCNN` do not change, because they need a
-    special initialization.
+    Here, `inputs` is the number of inputs of one unit. The layers of a `FixupCNN` or a `Simba` do not change, because
+    they need a special initialization.
     """
-    if isinstance(module, FixupCNN):
+    if isinstance(module, (FixupCNN, Simba)):
         return
     if isinstance(module, (nn.Linear, nn.Conv2d)):
         bound = 1 / math.sqrt(module.weight[0].numel())
@@ -181,7 +182,8 @@ class ContinuousQNet(nn.Module):
         super().__init__()
         # `layers` has the hidden layers
         self.trunk = replay_trunk(options, generator, hidden_sizes=(), spaces=spaces)
-        self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
+        self.layers = vector_network(self.trunk.out_features + action_size, options.hidden_sizes, options.activation,
+                                     options.block, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)
 

@@ -5,6 +5,7 @@ E = environments, P = scalars of a group's parameter vector, H = size of a netwo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,6 +93,8 @@ class Algorithm(Part, Updatable, ABC):
                     needs = f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}"
                     yield from self._without_effect((name,), needs, "optimizer")
 
+    undecayed_groups: ClassVar[tuple[str, ...]] = ()
+    """Parameter groups without weight decay, because they are not weights of networks."""
     learns_from: DataKind
     """The kind of data that the algorithm learns from; the storage must provide this kind.
 
@@ -153,8 +156,11 @@ class Algorithm(Part, Updatable, ABC):
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)
         self.groups = {name: FlatParameters(params) for name, params in self.trained_parameters().items()}
         settings = OptimizerSettings(**{name: getattr(options, name) for name in OPTIONS_OF})
-        self._optimizers = {name: make_optimizer(options.optimizer, group.data, settings) for name,
-                            group in self.groups.items()}
+        undecayed = dataclasses.replace(settings, weight_decay=0.0)
+        self._optimizers = {
+            name: make_optimizer(
+                options.optimizer, group.data, undecayed if name in self.undecayed_groups else settings)
+            for name, group in self.groups.items()}
         self.gamma: float = options.gamma
         self._start_parameters()
 

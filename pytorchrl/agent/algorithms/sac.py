@@ -75,6 +75,7 @@ class SAC(ReplayAlgorithm):
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,
                                                                  "policy": ("stochastic",)}
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
+    undecayed_groups: ClassVar[tuple[str, ...]] = ("alpha",)  # decay would draw alpha to 1
     actor: OffPolicyActor
     log_alpha: Tensor
 

@@ -93,7 +93,7 @@ AGENTS = {
     "td3": lambda: continuous(TD3.create_factory(**REPLAY, optimizer=torch.optim.NAdam), policy="deterministic",
                               num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
-                              normalize_obs=True),
+                              normalize_obs=True, block="simba"),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
     "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor,

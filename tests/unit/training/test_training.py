@@ -38,7 +38,7 @@ OTHER = {
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
     "dual_clip": 4.0, "num_steps": 17, "sequence_length": 5, "gae_lambda": 0.33, "feature_extractor": "mlp",
-    "hidden_sizes": (7,), "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
+    "hidden_sizes": (7,), "block": "simba", "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
     "shared_policy_value_network": True, "policy_gain": 0.5, "log_std_init": -1.0, "normalize_obs": True,
     "normalize_reward": True,
     "checkpoint": "model.pt", "env_kwargs": {"sutton_barto_reward": True}, "test_env_kwargs": {"a": 1},
