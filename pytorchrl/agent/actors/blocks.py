@@ -93,7 +93,7 @@ class DictNet(nn.Module):
         extractors: Mapping[str, nn.Module],
         hidden_sizes: tuple[int, ...] = (256, 256),
         generator: torch.Generator | None = None,
-        block: str = "mlp",
+        block: str = BLOCKS[0],
     ) -> None:
         """Build the network from `extractors`, a mapping from each leaf to a module with `out_features`.
 

@@ -73,7 +73,7 @@ class TrunkOptions(Options):
             yield Problem(f"block='simba' needs equal hidden_sizes, one for each residual block, got {sizes}",
                           f"give hidden_sizes={(max(sizes, default=256),) * max(1, len(sizes))}, or leave block out",
                           ("block", "hidden_sizes"))
-        if getattr(self, "activation", "relu") != "relu":
+        if getattr(self, "activation", None) != "relu":
             yield from self._without_effect(("activation",), "block='mlp', because residual blocks have ReLU", "block")
         if not self._has_vector_networks():
             yield Problem("block='simba' needs a network over vectors, but the only extractor is one for an image or "
