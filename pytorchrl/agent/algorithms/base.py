@@ -32,6 +32,7 @@ from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.modes import NetworkMode
+from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -227,6 +228,14 @@ class Algorithm(Part, Updatable, ABC):
             running["returns"] = as_values(zeros)
         returns = discounted_sums(rollout, self.gamma, running["returns"])
         return dict(self.actor.moments_of(rollout, torch.as_tensor(returns)))
+
+    def take_moments(self) -> dict[str, Moments]:
+        """Return the moments of a new train batch, which only learners compute; by default, there are none."""
+        return {}
+
+    def merge_moments(self, found: Mapping[str, Moments]) -> None:
+        """Merge the moments of `moments_of` or `take_moments`, exactly once; see `Actor.merge_moments`."""
+        self.actor.merge_moments(found)
 
     # Learning
 
