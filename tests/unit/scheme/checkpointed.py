@@ -68,6 +68,9 @@ AGENTS = {
     "ppo, gru": lambda: on_policy(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), GAEBuffer.create_factory(8), recurrent_net="gru",
         recurrent_size=5),
+    "ppo, intrinsic reward": lambda: on_policy(
+        PPO.create_factory(num_epochs=2, num_mini_batch=2, intrinsic_reward="rnd", predictor_proportion=0.5),
+        GAEBuffer.create_factory(8)),
     "ppo, target_kl": lambda: on_policy(PPO.create_factory(num_epochs=4, num_mini_batch=2, target_kl=1e-6),
                                         GAEBuffer.create_factory(8)),
     "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop", lr=[(0, 1e-3), (100, 2e-3)]),

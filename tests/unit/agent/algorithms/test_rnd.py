@@ -121,7 +121,8 @@ def test_advantages_are_a_weighted_sum_and_losses_have_both_value_heads(build, c
     value = rollout.other["intrinsic_value"]
     own, ret = continuing_gae(rollout, rollout.other["intrinsic_reward"], value, 0.99, 0.95)
     samples, valid = parts.storage._samples, rollout.valid.flatten()
-    torch.testing.assert_close(samples.advantage[valid], (3 * extrinsic.advantage + 0.5 * torch.from_numpy(own.flatten()))[valid])
+    expected = 3 * extrinsic.advantage + 0.5 * torch.from_numpy(own.flatten())
+    torch.testing.assert_close(samples.advantage[valid], expected[valid])
     torch.testing.assert_close(samples.ret, extrinsic.ret)  # the first head learns the environment's returns only
     torch.testing.assert_close(samples.other["intrinsic_ret"][valid], torch.from_numpy(ret.flatten())[valid])
 
