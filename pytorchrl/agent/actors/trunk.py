@@ -66,13 +66,14 @@ class TrunkOptions(Options):
     def contradictions(self) -> Iterator[Problem]:
         """Refuse residual blocks of different widths, with an activation of their own, or where no network has them."""
         yield from super().contradictions()
-        sizes: tuple[int, ...] = getattr(self, "hidden_sizes", ())
         if self.block != "simba":
             return
-        if len(set(sizes)) != 1:
-            yield Problem(f"block='simba' needs equal hidden_sizes, one for each residual block, got {sizes}",
-                          f"give hidden_sizes={(max(sizes, default=256),) * max(1, len(sizes))}, or leave block out",
-                          ("block", "hidden_sizes"))
+        for name in ("hidden_sizes", "critic_hidden_sizes"):
+            sizes: tuple[int, ...] | None = getattr(self, name, None)
+            if sizes is not None and len(set(sizes)) != 1:
+                yield Problem(f"block='simba' needs equal {name}, one for each residual block, got {sizes}",
+                              f"give {name}={(max(sizes, default=256),) * max(1, len(sizes))}, or leave block out",
+                              ("block", name))
         if getattr(self, "activation", None) != "relu":
             yield from self._without_effect(("activation",), "block='mlp', because residual blocks have ReLU", "block")
         if not self._has_vector_networks():

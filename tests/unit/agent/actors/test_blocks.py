@@ -99,6 +99,8 @@ def test_critics_have_blocks_over_features_and_action():
     assert isinstance(critic.trunk.extractor, MLP)  # it has no layers
     assert isinstance(critic.layers, Simba)
     assert critic.layers.first.in_features == 3 + 2
+    assert [len(make(OffPolicyActor, hidden_sizes=(8,), critic_hidden_sizes=(16, 16, 16)).critics[0].layers.blocks),
+            len(make(OffPolicyActor, hidden_sizes=(8,)).critics[0].layers.blocks)] == [3, 1]
     image = make(OffPolicyActor, IMAGE)
     assert [isinstance(module, Simba) for module in (image.policy.trunk.extractor, image.critics[0].layers)] == [
         False, True]
@@ -136,6 +138,9 @@ def test_torch_computes_policies_with_blocks(cls, algorithm):
     (OnPolicyActor, IMAGE, {}, "block='simba' needs a network over vectors"),
     (OnPolicyActor, VECTOR, {"feature_extractor": torch.nn.Identity}, "one for an image or one of your own"),
     (OffPolicyActor, IMAGE, {"policy": "stochastic", "actions": FOUR}, "block='simba' needs a network over vectors"),
+    (OffPolicyActor, VECTOR, {"critic_norm": "layer", "critic_dropout": 0.1},
+     "critic_norm, critic_dropout needs block='mlp', because residual blocks have layer norms"),
+    (OffPolicyActor, VECTOR, {"critic_hidden_sizes": (16, 8)}, r"equal critic_hidden_sizes, .* got \(16, 8\)"),
     (OnPolicyActor, VECTOR, {"block": "simba2"}, "block must be 'mlp' or 'simba'|block must be one of"),
 ])
 def test_settings_without_a_meaning_are_refused(cls, space, options, message):
