@@ -223,8 +223,12 @@ class RND(nn.Module):
 
     def _raw_rewards(self, rollout: RolloutData, evaluate: Evaluate) -> Tensor:
         """Return the intrinsic rewards (T, E) before they are divided, 0 in invalid rows."""
+        def errors(obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+            with torch.autocast(done.device.type, enabled=False):  # the errors are small differences
+                return self.errors(obs)
+
         rows = {leaf: rollout.other[_PREFIX + leaf].flatten(0, 1) for leaf in self._leaves}
-        found = evaluate(lambda obs, rhs, done: self.errors(obs), rows, {}, rollout.done[1:].flatten())
+        found = evaluate(errors, rows, {}, rollout.done[1:].flatten())
         return torch.where(rollout.valid, found.view(rollout.reward.shape), 0.0)
 
     def _sum_moments(self, reward: Tensor, rollout: RolloutData, source: Hashable) -> Moments:
@@ -240,8 +244,8 @@ class RND(nn.Module):
         def values(obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
             (actor,) = self._actor
             features_of = actor.policy_features if actor.is_shared else actor.value_features
-            found: Tensor = self.value_head(features_of(actor.normalize(obs), rhs, done)[0].float())
-            return found.squeeze(-1)
+            found: Tensor = self.value_head(features_of(actor.normalize(obs), rhs, done)[0])
+            return found.squeeze(-1).float()
 
         rows = [{name: leaf.flatten(0, 1) for name, leaf in part.items()} for part in (rollout.obs, rollout.rhs)]
         return evaluate(values, rows[0], rows[1], rollout.done.flatten(0, 1)).view(rollout.done.shape)

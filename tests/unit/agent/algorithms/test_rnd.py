@@ -205,6 +205,12 @@ def test_merged_moments_are_those_of_the_joined_data(build, collect, made_up_ste
     assert all(torch.equal(state[0][name], state[1][name]) for name in state[0] if "moments" in name)
 
 
+def test_rewards_have_full_precision_with_mixed_precision(build, collect, made_up_steps):
+    rewards = [with_rewards(build, collect, made_up_steps, mixed_precision=flag)[1][0].other["intrinsic_reward"]
+               for flag in (False, True)]
+    torch.testing.assert_close(*rewards)
+
+
 def test_a_rollout_that_is_used_again_keeps_its_rewards_and_counts_once(build, collect, made_up_steps, learn):
     parts, rollouts = with_rewards(build, collect, made_up_steps)
     first = rollouts[0].other["intrinsic_reward"].clone()
@@ -247,7 +253,7 @@ def test_the_predictor_learns_from_a_random_share_of_the_samples(build, collect,
     ({"recurrent_net": "gru", "recurrent_size": 5}, {"num_mini_batch": 2}, True),
     ({"shared_policy_value_network": True}, {"recompute_advantages": True}, True),
     ({"normalize_obs": True, "normalize_reward": True}, {"advantage_normalization": "batch"}, False),
-    ({"block": "simba"}, {"mini_batch_size": 5}, False)])
+    ({"block": "simba"}, {"mini_batch_size": 5}, False), ({}, {"mixed_precision": True}, False)])
 @pytest.mark.parametrize("next_step", [False, True])
 def test_rnd_combines_with_memory_masks_and_other_options(train, actor, options, masked, next_step):
     _, infos = train(PPO, actor=actor, masked=masked, next_step=next_step, lr=3e-3, rollouts=4, **ON, **options)
