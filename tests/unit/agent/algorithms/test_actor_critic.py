@@ -141,11 +141,13 @@ def test_only_every_nth_update_changes_the_policy(kind, delayed):
         assert moves == (number % 3 == 0 or kind != "td3"), "only the targets of TD3 are delayed, too"
 
 
-def test_a_subset_must_not_be_larger_than_the_ensemble():
+def test_subsets_and_batches_of_impossible_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"critic_subset must be at most .* num_critics=2, got 3; give num_critics=3"):
         train("sac", "Pendulum-v1", critic_subset=3)
     with pytest.raises(ConfigError, match=r"critic_subset must be a whole number >= 1"):
         SAC.create_factory(critic_subset=0)
+    with pytest.raises(ConfigError, match="critic_norm='batch' needs mini_batch_size of at least 2"):
+        train("sac", "Pendulum-v1", critic_norm="batch", mini_batch_size=1)
 
 
 # Dropout, as in DroQ
