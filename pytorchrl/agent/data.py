@@ -33,6 +33,12 @@ Arrays = dict[str, np.ndarray]
 LossParameters = Mapping[str, Numeric]
 """The current values of updatable options, by name: floats, or scalar tensors in a compiled loss."""
 
+ValuesOf = Callable[[Obs, Obs, Tensor], Tensor]
+"""A function of observations, memory states and starts of episodes, of B rows each, that returns (B,)."""
+
+Evaluate = Callable[[ValuesOf, Obs, Obs, Tensor], Tensor]
+"""A function that applies a `ValuesOf` to rows on any device, in parts that fit into memory."""
+
 
 class DataKind(Enum):
     """The kind of data that an algorithm learns from or a storage provides; in an agent, the two kinds must be equal.

@@ -25,7 +25,7 @@ from pytorchrl.agent.algorithms.base import ActOnDevice, Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient, Constants
 from pytorchrl.agent.algorithms.cuda_graphs import recorded
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
-from pytorchrl.agent.algorithms.rnd import RND, ValuesOf
+from pytorchrl.agent.algorithms.rnd import RND
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights, overrides
 from pytorchrl.agent.data import (
     OBS_LEAF,
@@ -39,6 +39,7 @@ from pytorchrl.agent.data import (
     Obs,
     RolloutData,
     TensorActing,
+    ValuesOf,
 )
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, option

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -20,7 +20,7 @@ from pytorchrl.agent.actors.extractors import linear, module_list
 from pytorchrl.agent.actors.normalizers import RunningMoments, discounted_sums, moments
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.trunk import CRITIC_GROUP, Trunk
-from pytorchrl.agent.data import Batch, Evaluated, LossParameters, Obs, RolloutData
+from pytorchrl.agent.data import Batch, Evaluate, Evaluated, LossParameters, Obs, RolloutData
 from pytorchrl.agent.moments import Moments, merge_moments
 from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.recursion import as_values
@@ -34,11 +34,6 @@ _CLIP = 5.0
 _PART_BYTES = 2**25
 _PREFIX = "rnd/"
 _RETURN = f"{_PREFIX}return"
-
-ValuesOf = Callable[[Obs, Obs, Tensor], Tensor]
-"""A function of observations, memory states and starts of episodes, of N rows each, that returns (N,)."""
-Evaluate = Callable[[ValuesOf, Obs, Obs, Tensor], Tensor]
-"""A function that applies a `ValuesOf` to rows on any device, in parts that fit into memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

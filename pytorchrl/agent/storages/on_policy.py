@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.contracts import check_estimate, check_rollout
-from pytorchrl.agent.data import Batch, DataKind, Obs, RolloutData
+from pytorchrl.agent.data import Batch, DataKind, Evaluate, Obs, RolloutData, ValuesOf
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -22,7 +22,7 @@ from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.returns import Estimates, gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 from pytorchrl.agent.transfers import on_device
-from pytorchrl.support.untyped import OptionsOfSubclass, UserPart
+from pytorchrl.support.untyped import OptionsOfSubclass
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalized reward."""
@@ -44,11 +44,11 @@ class IntrinsicReward(Protocol):
     sample_values: tuple[str, ...]
 
     def prepare(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable], generator: torch.Generator,
-                evaluate: UserPart) -> None:
+                evaluate: Evaluate) -> None:
         """Add intrinsic rewards and values to new rollouts."""
 
     def advantages(self, rollout: RolloutData, extrinsic: np.ndarray | Tensor, gae_lambda: float,
-                   parameters: Mapping[str, float], recompute: UserPart | None) -> np.ndarray | Tensor:
+                   parameters: Mapping[str, float], recompute: Evaluate | None) -> np.ndarray | Tensor:
         """Return the weighted sum of extrinsic and intrinsic advantages, (T, E)."""
 
 
@@ -67,7 +67,7 @@ class RolloutLearner(Protocol):
     def compute_values(self, rollout: RolloutData) -> tuple[Tensor, Tensor]:
         """Return the values of a rollout's observations, (T + 1, E), and of the K observations in `final_obs`, (K,)."""
 
-    def evaluate_rows(self, values_of: UserPart, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+    def evaluate_rows(self, values_of: ValuesOf, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
         """Return the results of a function of rows; see `OnPolicyAlgorithm.evaluate_rows`."""
 
 
