@@ -62,7 +62,6 @@ class RolloutLearner(Protocol):
     recompute_advantages: bool
 
     parameters: dict[str, float]
-    intrinsic: IntrinsicReward | None
 
     def compute_values(self, rollout: RolloutData) -> tuple[Tensor, Tensor]:
         """Return the values of a rollout's observations, (T + 1, E), and of the K observations in `final_obs`, (K,)."""
@@ -153,7 +152,7 @@ class VanillaOnPolicyBuffer(Storage):
         self._samples, self._normalized = None, False
         if not self._rollouts:
             return
-        if (intrinsic := self.algorithm.intrinsic) is not None:
+        if (intrinsic := self._intrinsic) is not None:
             intrinsic.prepare(self._rollouts, self._sources, self.generator, self.algorithm.evaluate_rows)
         self._samples = self._lay_out(recompute=False)
         self._counters["inserted"] += self._samples.num_valid
@@ -244,6 +243,11 @@ class VanillaOnPolicyBuffer(Storage):
             reward = (reward * self.actor.reward_scale()).clip(-_REWARD_CLIP, _REWARD_CLIP)
         return reward
 
+    @property
+    def _intrinsic(self) -> IntrinsicReward | None:
+        found: IntrinsicReward | None = getattr(self.algorithm, "intrinsic", None)  # a user's algorithm may lack it
+        return found
+
     def _lay_out(self, recompute: bool) -> Samples:
         """Return the samples with their advantages and returns; see `estimate` for `recompute`."""
         needed = ("logp", "value", "final_value") if self.provides is DataKind.ROLLOUTS else ("logp",)
@@ -253,7 +257,7 @@ class VanillaOnPolicyBuffer(Storage):
             estimates.append(self.estimate(rollout, recompute))
             check_estimate(self, estimates[-1], rollout.reward.shape)
         advantages, returns = map(list, zip(*estimates, strict=True))
-        algorithm, intrinsic = self.algorithm, self.algorithm.intrinsic
+        algorithm, intrinsic = self.algorithm, self._intrinsic
         others = () if intrinsic is None else intrinsic.sample_values
         if intrinsic is not None:
             evaluate = algorithm.evaluate_rows if recompute else None
