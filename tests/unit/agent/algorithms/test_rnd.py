@@ -24,6 +24,7 @@ def with_rewards(build, collect, made_up_steps, *, num_envs=3, count=1, next_ste
     parts = build(PPO, num_envs=num_envs, actor=actor, **{**ON, **options})
     steps = made_up_steps(num_envs, next_step=next_step)
     rollouts = [collect(parts, steps) for _ in range(count)]
+    rollouts[0].obs["obs"][4, 0] = 40.0  # an outlier
     parts.storage.insert_from(rollouts, ["collector"] * count)
     parts.storage.before_gradients()
     return parts, rollouts
@@ -63,6 +64,7 @@ def test_rewards_are_errors_divided_by_the_deviation_of_their_discounted_sums(
         np.testing.assert_array_equal(next_observations(rollout, "obs").numpy(), expected.astype(np.float32))
     seen = np.concatenate([row[mask] for row, mask in zip(rows, valid, strict=True)])
     mean, std = seen.mean(0), np.sqrt(seen.var(0) + 1e-8)
+    assert np.abs((seen - mean) / std).max() > 5.5  # is clipped
     running, sums, raw = np.zeros(3), [], []
     for row, mask in zip(rows, valid, strict=True):
         x = np.clip((row - mean) / std, -5, 5)
@@ -142,6 +144,9 @@ def test_advantages_are_a_weighted_sum_and_losses_have_both_value_heads(build, c
 
 def test_updates_change_the_predictor_and_both_heads_but_not_the_random_network(build, collect, made_up_steps, learn):
     parts, rollouts = with_rewards(build, collect, made_up_steps, lr=3e-3)
+    rnd = parts.algorithm.intrinsic
+    trained = [*parts.actor.parameters(), *rnd.predictor.parameters(), *rnd.value_head.parameters()]
+    assert len(parts.params) == sum(parameter.numel() for parameter in trained)
     before = {name: value.clone() for name, value in parts.algorithm.intrinsic.state_dict().items()}
     acting = parts.algorithm.acting_state()
     losses = [info["predictor_loss"] for _ in range(10) for info in learn(parts, rollouts)]
