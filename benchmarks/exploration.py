@@ -52,7 +52,7 @@ class Chain(gym.Env[np.ndarray, np.int64]):
 def run(variant: str, seed: int, steps: int, length: int) -> dict[str, Any]:
     """Train once, and return the score."""
     agent = prl.train(
-        "ppo", Chain, env_kwargs={"length": length}, num_envs=8, num_steps=128, num_epochs=4, num_mini_batch=4, lr=1e-3,
+        "ppo", Chain, env_kwargs={"length": length}, num_envs=8, num_steps=128, num_epochs=2, num_mini_batch=4, lr=1e-3,
         entropy_coef=0.001, normalize_obs=False, normalize_reward=False, target_steps=steps, seed=seed, progress=False,
         tensorboard=False, **VARIANTS[variant])
     return {"variant": variant, "length": length, "seed": seed, "env_steps": agent.summary["env_steps"],
