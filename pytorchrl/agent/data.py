@@ -33,6 +33,12 @@ Arrays = dict[str, np.ndarray]
 LossParameters = Mapping[str, Numeric]
 """The current values of updatable options, by name: floats, or scalar tensors in a compiled loss."""
 
+ValuesOf = Callable[[Obs, Obs, Tensor], Tensor]
+"""A function of observations, memory states and starts of episodes, of B rows each, that returns (B,)."""
+
+Evaluate = Callable[[ValuesOf, Obs, Obs, Tensor], Tensor]
+"""A function that applies a `ValuesOf` to rows on any device, in parts that fit into memory."""
+
 
 class DataKind(Enum):
     """The kind of data that an algorithm learns from or a storage provides; in an agent, the two kinds must be equal.
@@ -394,6 +400,8 @@ class Batch(OnePolicyBatch):
     """(B,) float32, returns, the targets of the critic."""
     advantage: Tensor
     """(B,) float32, advantages."""
+    other: Obs = field(default_factory=dict)
+    """More values of each sample, by name, (B, ...), such as `RND` adds; see `OnPolicyAlgorithm.intrinsic`."""
     num_samples: int = 0
     """Number of valid samples."""
     num_new_samples: int = 0
@@ -413,14 +421,15 @@ class Batch(OnePolicyBatch):
             return torch.tensor_split(tensor, num_parts)
 
         obs = zip(*(cut(leaf) for leaf in self.obs.values()), strict=True)
+        others = zip(*(cut(leaf) for leaf in self.other.values()), strict=True) if self.other else [()] * num_parts
         masks = (None,) * num_parts if self.mask is None else cut(self.mask)
         rows = zip(cut(self.logp), cut(self.value), cut(self.ret), cut(self.advantage), strict=True)
-        parts = zip(obs, cut(self.done), masks, cut(self.action), rows, strict=True)
-        for left, (leaves, done, mask, action, numbers) in zip(reversed(range(num_parts)), parts, strict=True):
+        parts = zip(obs, cut(self.done), masks, cut(self.action), rows, others, strict=True)
+        for left, (leaves, done, mask, action, numbers, other) in zip(reversed(range(num_parts)), parts, strict=True):
             logp, value, ret, advantage = numbers
             yield Batch(dict(zip(self.obs, leaves, strict=True)), done, {}, mask, action, None, logp, value, ret,
-                        advantage, len(done), len(done) if self.num_new_samples else 0, self.last and not left,
-                        self.is_normalized)
+                        advantage, dict(zip(self.other, other, strict=True)), len(done),
+                        len(done) if self.num_new_samples else 0, self.last and not left, self.is_normalized)
 
     def means(self, samples: Sequence[Tensor]) -> Tensor:
         """Return the means of k quantities over the valid samples.

@@ -134,6 +134,7 @@ AGENTS = {
     **{f"PPO, {optimizer}": on_policy("box", "number", optimizer=optimizer)
        for optimizer in ("adamw", "sgd", "rmsprop", "rmsprop_tf")},
     "PPO, bfloat16": on_policy("box", "number", mixed_precision=True),
+    "PPO, intrinsic rewards": on_policy("dict", "number", mask=True, intrinsic_reward="rnd", predictor_proportion=0.5),
     "PPO, central inference": on_policy(
         "box", "number", settings={**REMOTE, "inference": "central"}),
     "PPO, microbatches": on_policy("box", "number", settings={"microbatch_size": 5}),
@@ -147,6 +148,7 @@ AGENTS = {
     "APPO, asynchronous": on_policy("box", "numbers", APPO, target_network=True, settings=REMOTE),
     "SAC": replay("box", "real", SAC),
     "SAC, dict": replay("dict", "real", SAC),
+    "SAC, residual blocks": replay("dict", "real", SAC, actor={"block": "simba"}),
     "SAC, discrete": replay("box", "number", SAC),
     "SAC, discrete, mask": replay("dict", "number", SAC, mask=True),
     "SAC, shards": replay("box", "real", SAC, settings=SHARDS),
@@ -167,6 +169,7 @@ COMPILED = {
     "PPO": on_policy("box", "real", compile=True),
     "PPO, mask": on_policy("box", "number", mask=True, compile=True),
     "PPO, bfloat16, images": on_policy("image", "number", compile=True, mixed_precision=True),
+    "PPO, intrinsic rewards": on_policy("box", "number", compile=True, intrinsic_reward="rnd"),
     "SAC": replay("box", "real", SAC, compile=True),
     "SAC, discrete, mask": replay("box", "number", SAC, mask=True, compile=True),
     "DQN, noisy": replay("box", "number", DQN, actor={"noisy": True}, compile=True),

@@ -51,7 +51,10 @@ def test_tqc_swings_a_pendulum_up():
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg"])
-def test_continuous_control_swings_a_pendulum_up(algorithm, seed):
-    result, summary = play(algorithm, "Pendulum-v1", seed, target_steps=20_000)
+@pytest.mark.parametrize(("algorithm", "options"), [
+    ("sac", {}), ("td3", {}), ("ddpg", {}),
+    pytest.param("sac", {"block": "simba", "hidden_sizes": (64,), "normalize_obs": True, "optimizer": "adamw"},
+                 id="sac with residual blocks")])
+def test_continuous_control_swings_a_pendulum_up(algorithm, options, seed):
+    result, summary = play(algorithm, "Pendulum-v1", seed, target_steps=20_000, **options)
     assert result >= -200, summary

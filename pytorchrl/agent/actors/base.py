@@ -50,6 +50,7 @@ class Actor(Part, nn.Module, ABC):
         options: Checked options.
         device: Device of the networks.
         is_recurrent: Whether the actor has memory between observations.
+        seed: Seed of the initial weights, which is the same in all workers.
         obs_moments: Running moments of the observations that are normalized.
         reward_moments: Running moments of discounted returns, or None if rewards are not normalized.
     """
@@ -57,7 +58,7 @@ class Actor(Part, nn.Module, ABC):
     home: ClassVar[str] = "actor"
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
-    network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
+    network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation", "block")
     """Options that only `build_networks` reads. A subclass's `build_networks` must read each option that is set."""
     is_recurrent = False
 
@@ -142,6 +143,7 @@ class Actor(Part, nn.Module, ABC):
             ConfigError: The `build_networks` of a subclass does not read an option that was set.
             ContractError: A network of a subclass returns a value of the wrong type or shape.
         """
+        self.seed = seed
         generator = torch_generator(seed)  # a CPU generator, so that initial weights are equal on all devices
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
@@ -246,14 +248,15 @@ class Actor(Part, nn.Module, ABC):
         return found
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Merge the moments of one rollout, from `moments_of`, into the running moments.
+        """Merge the moments of one rollout, from `moments_of`, into the running moments; others are ignored.
 
         Call this method exactly once for each rollout. Always merge the rollouts of several workers in the same order,
         because the order affects rounding.
         """
         for leaf, index in self._normalized.items():
-            self.obs_moments[index].merge(found[f"obs/{leaf}"])
-        if self.reward_moments is not None:
+            if (name := f"obs/{leaf}") in found:
+                self.obs_moments[index].merge(found[name])
+        if self.reward_moments is not None and _REWARD in found:
             self.reward_moments.merge(found[_REWARD])
 
     def reward_scale(self) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard, TypeVar, cast
 
 import gymnasium as gym
@@ -292,29 +292,6 @@ class CNN(nn.Module):
         x = torch.relu_(F.conv2d(x, self.conv2.weight, self.conv2.bias, stride=2))
         x = torch.relu_(F.conv2d(x, self.conv3.weight, self.conv3.bias))
         return torch.relu_(F.linear(x.flatten(1), self.head.weight, self.head.bias))
-
-
-class DictNet(nn.Module):
-    """One extractor for each leaf, followed by a ReLU network over the concatenated features of all leaves."""
-
-    def __init__(
-        self,
-        extractors: Mapping[str, nn.Module],
-        hidden_sizes: tuple[int, ...] = (256, 256),
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Build the network from `extractors`, a mapping from each leaf to a module with `out_features`."""
-        super().__init__()
-        self._leaves = list(extractors)
-        # This is a list, not a ModuleDict, because the name of a leaf may contain a dot, unlike the name of a module.
-        self.extractors = nn.ModuleList(extractors.values())
-        self.joint = MLP(sum(map(num_features, extractors.values())), hidden_sizes, "relu", generator)
-        self.out_features = self.joint.out_features
-
-    def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Return features (B, out_features) of B observations; `obs` maps each leaf to a tensor (B, ...)."""
-        features = [net(obs[leaf]) for leaf, net in zip(self._leaves, self.extractors, strict=True)]
-        return self.joint.forward(torch.cat(features, -1))
 
 
 class Embedding(nn.Module):

@@ -93,16 +93,16 @@ class RunningMoments(nn.Module):
         for buffer, value in merged.items():
             buffer.copy_(on_device(value, buffer.device))
 
-    def normalize(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std, clipped to [-10, 10], as a new float32 tensor.
+    def normalize(self, x: Tensor, limit: float = _CLIP) -> Tensor:
+        """Return (x - mean) / std, clipped to [-limit, limit], as a new float32 tensor.
 
         Dtypes with values that float32 cannot represent exactly (`_WIDE`) are normalized in float64.
         """
         if x.dtype in _WIDE:
-            return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()
+            return ((x - self.mean) * self.scale).clamp_(-limit, limit).float()
         if x.dtype is torch.bool:  # torch cannot subtract from a bool tensor
             x = x.float()
-        return ((x - self.shift) * self.scale).clamp_(-_CLIP, _CLIP)
+        return ((x - self.shift) * self.scale).clamp_(-limit, limit)
 
     def in_numpy(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that normalizes float32 arrays as `normalize` does, with bit-identical results.

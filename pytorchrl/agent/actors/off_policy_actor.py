@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +29,7 @@ from pytorchrl.agent.actors.trunk import ACTOR_GROUP, CRITIC_GROUP, GroupOptions
 from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.errors import ConfigError, Problem, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -87,6 +88,19 @@ class OffPolicyActor(ReplayActor):
                 raise ConfigError(
                     f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
                     "other policy has a standard deviation; leave it out")
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse layers of critics that residual blocks do not have."""
+            yield from super().contradictions()
+            if self.block == "simba":
+                yield from self._without_effect(
+                    ("critic_norm", "critic_dropout"),
+                    "block='mlp', because residual blocks have layer norms of their own", "block")
+
+        @override
+        def _has_vector_networks(self) -> bool:
+            # Critics of a Box have layers over the features and the action.
+            return super()._has_vector_networks() or isinstance(self.action_space, gym.spaces.Box)
 
         def _check_critics(self, is_box: bool) -> None:
             """Refuse options of the critics' layers if there are no such layers."""

@@ -14,8 +14,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.actors.blocks import Simba, vector_network
 from pytorchrl.agent.actors.critic_layers import CriticLayers, CriticOptions
-from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
+from pytorchrl.agent.actors.extractors import ACTIVATIONS, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
 from pytorchrl.agent.actors.return_distributions import DistributionOptions, value_estimate
 from pytorchrl.agent.actors.trunk import LeafSpaces, NetworkOptions, Trunk, TrunkOptions
@@ -86,10 +87,10 @@ def replay_trunk(
 def default_init(module: nn.Module, generator: torch.Generator) -> None:
     """Draw the parameters of linear and convolutional layers as PyTorch does, uniformly within +-1 / sqrt(inputs).
 
-    Here, `inputs` is the number of inputs of one unit. The layers of a `FixupCNN` do not change, because they need a
-    special initialization.
+    Here, `inputs` is the number of inputs of one unit. The layers of a `FixupCNN` or a `Simba` do not change, because
+    they need a special initialization.
     """
-    if isinstance(module, FixupCNN):
+    if isinstance(module, (FixupCNN, Simba)):
         return
     if isinstance(module, (nn.Linear, nn.Conv2d)):
         bound = 1 / math.sqrt(module.weight[0].numel())
@@ -206,8 +207,8 @@ class ContinuousQNet(nn.Module):
         critic, sizes = critic or CriticOptions(), options.hidden_sizes
         inputs, sizes = self.trunk.out_features + action_size, (
             sizes if critic.critic_hidden_sizes is None else critic.critic_hidden_sizes)
-        self.layers = (MLP(inputs, sizes, options.activation, generator) if critic.is_plain else
-                       CriticLayers(inputs, sizes, options.activation, critic, generator))
+        self.layers = (vector_network(inputs, sizes, options.activation, options.block, generator) if critic.is_plain
+                       else CriticLayers(inputs, sizes, options.activation, critic, generator))
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, num_atoms or 1, generator)
         self._is_distribution = num_atoms is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, encoded_size, image_shape, is_image, num_features
+from pytorchrl.agent.actors.blocks import BLOCKS, DictNet, vector_network
+from pytorchrl.agent.actors.extractors import CNN, encoded_size, image_shape, is_image, num_features
 from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
@@ -22,7 +23,7 @@ from pytorchrl.agent.env.images import MIN_IMAGE_SIZE
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Factory, Options, option
 from pytorchrl.agent.seeding import global_draws
-from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.errors import ConfigError, Problem, SpaceError
 from pytorchrl.support.untyped import OptionValue
 
 LeafSpaces = Mapping[str, gym.Space[object]]
@@ -44,6 +45,9 @@ class TrunkOptions(Options):
         "auto", help="auto (cnn for images of at least 36 x 36 pixels, impala for smaller images, otherwise mlp), mlp, "
         "cnn, impala or fixup; or a callable that takes a space (a dictionary of spaces if there are several leaves) "
         "and returns a module with out_features.")
+    block: str = option(
+        "mlp", help="Kind of the networks over vectors: mlp (fully connected layers), or simba (residual blocks with "
+        "layer norm and ReLU, one for each element of hidden_sizes, which must all be the width).", choices=BLOCKS)
     normalize_obs: bool = option(
         False, help="Normalize observations, except images, by their running mean and standard deviation.")
     checkpoint: str | None = option(
@@ -58,6 +62,29 @@ class TrunkOptions(Options):
         check_extractor(self.feature_extractor, self.observation_space)
         if sizes := getattr(self, "hidden_sizes", ()):
             _check_sizes(self.feature_extractor, self.observation_space, self.action_space, sizes)
+
+    def contradictions(self) -> Iterator[Problem]:
+        """Refuse residual blocks of different widths, with an activation of their own, or where no network has them."""
+        yield from super().contradictions()
+        if self.block != "simba":
+            return
+        for name in ("hidden_sizes", "critic_hidden_sizes"):
+            sizes: tuple[int, ...] | None = getattr(self, name, None)
+            if sizes is not None and len(set(sizes)) != 1:
+                yield Problem(f"block='simba' needs equal {name}, one for each residual block, got {sizes}",
+                              f"give {name}={(max(sizes, default=256),) * max(1, len(sizes))}, or leave block out",
+                              ("block", name))
+        if getattr(self, "activation", None) != "relu":
+            yield from self._without_effect(("activation",), "block='mlp', because residual blocks have ReLU", "block")
+        if not self._has_vector_networks():
+            yield Problem("block='simba' needs a network over vectors, but the only extractor is one for an image or "
+                          "one of your own", "leave block out", ("block", "feature_extractor"))
+
+    def _has_vector_networks(self) -> bool:
+        """Return whether a network over vectors processes a leaf, or the features of several leaves."""
+        spaces = flatten_space(self.observation_space)
+        return isinstance(self.feature_extractor, str) and (
+            len(spaces) > 1 or bool(_vector_leaves(self.feature_extractor, spaces)))
 
 
 ACTOR_GROUP, CRITIC_GROUP = "actor", "critic"
@@ -143,6 +170,10 @@ class NetworkOptions(Protocol):
     @property
     def activation(self) -> str:
         """Name of the activation function: a key of `ACTIVATIONS`."""
+
+    @property
+    def block(self) -> str:
+        """Kind of the networks over vectors: one of `BLOCKS`."""
 
     @property
     def recurrent_net(self) -> str | None:
@@ -268,9 +299,7 @@ def _check_sizes(
     extractor: str | Callable[..., object], spaces: LeafSpaces, action_space: gym.Space[object], sizes: tuple[int, ...],
 ) -> None:
     """Raise `SpaceError` if a space has so many values that the layer for them would not fit into memory."""
-    leaves = {} if not isinstance(extractor, str) else {
-        leaf: space for leaf, space in spaces.items()
-        if not (is_image(space) if extractor == "auto" else extractor in _IMAGE_EXTRACTORS and _has_image_axes(space))}
+    leaves = _vector_leaves(extractor, spaces) if isinstance(extractor, str) else {}
     for what, space, size, remedy in (
             *((f"observation leaf {leaf!r}", space, sizes[0], "or give a feature_extractor of your own")
               for leaf, space in leaves.items()),
@@ -281,6 +310,13 @@ def _check_sizes(
                 f"{what} is a {type(space).__name__} with {number:,} values for the networks, so their layer would "
                 f"have {weights:,} weights, {4 * weights / 1e9:,.0f} GB; at most {_MOST_WEIGHTS:,} are allowed; use a "
                 f"wrapper that describes it by fewer values, {remedy}")
+
+
+def _vector_leaves(extractor: str, spaces: LeafSpaces) -> LeafSpaces:
+    """Return the leaves that networks over vectors process."""
+    return {leaf: space for leaf, space in spaces.items()
+            if not (is_image(space) if extractor == "auto" else
+                    extractor in _IMAGE_EXTRACTORS and _has_image_axes(space))}
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
@@ -323,11 +359,11 @@ def _build_extractor(
             return extractor(space, generator=generator)
         if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):
             return _IMAGE_EXTRACTORS[chosen](space, generator=generator)
-        return MLP(space, hidden_sizes, options.activation, generator)
+        return vector_network(space, hidden_sizes, options.activation, options.block, generator)
 
     if is_single:
         return build(spaces[OBS_LEAF])
-    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator)
+    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator, block=options.block)
 
 
 def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_obs: bool) -> nn.Module:

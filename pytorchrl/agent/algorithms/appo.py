@@ -62,6 +62,9 @@ class APPO(VTraceAlgorithm, PPO):
             """Yield contradictions, and options without an effect."""
             yield from super().contradictions()
             for wrong, text, names in (
+                (self.intrinsic_reward is not None,
+                 f"intrinsic_reward={self.intrinsic_reward!r} needs rollouts of the newest policy; use PPO",
+                 ("intrinsic_reward",)),
                 (not self.kl_coef and self.kl_target != _KL_TARGET,
                  f"kl_target={self.kl_target} needs kl_coef > 0, because otherwise there is no KL term",
                  ("kl_target", "kl_coef")),

@@ -5,6 +5,7 @@ E = environments, P = scalars of a group's parameter vector, H = size of a netwo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.modes import NetworkMode
+from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -94,6 +96,8 @@ class Algorithm(Part, Updatable, ABC):
                     needs = f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}"
                     yield from self._without_effect((name,), needs, "optimizer")
 
+    undecayed_groups: ClassVar[tuple[str, ...]] = ()
+    """Parameter groups without weight decay, because they are not weights of networks."""
     learns_from: DataKind
     """The kind of data that the algorithm learns from; the storage must provide this kind.
 
@@ -155,8 +159,11 @@ class Algorithm(Part, Updatable, ABC):
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)
         self.groups = {name: FlatParameters(params) for name, params in self.trained_parameters().items()}
         settings = OptimizerSettings(**{name: getattr(options, name) for name in OPTIONS_OF})
-        self._optimizers = {name: make_optimizer(options.optimizer, group.data, settings) for name,
-                            group in self.groups.items()}
+        undecayed = dataclasses.replace(settings, weight_decay=0.0)
+        self._optimizers = {
+            name: make_optimizer(
+                options.optimizer, group.data, undecayed if name in self.undecayed_groups else settings)
+            for name, group in self.groups.items()}
         self.gamma: float = options.gamma
         self._start_parameters()
 
@@ -223,6 +230,14 @@ class Algorithm(Part, Updatable, ABC):
             running["returns"] = as_values(zeros)
         returns = discounted_sums(rollout, self.gamma, running["returns"])
         return dict(self.actor.moments_of(rollout, torch.as_tensor(returns)))
+
+    def take_moments(self) -> dict[str, Moments]:
+        """Return the moments of a new train batch, which only learners compute; by default, there are none."""
+        return {}
+
+    def merge_moments(self, found: Mapping[str, Moments]) -> None:
+        """Merge the moments of `moments_of` or `take_moments`, exactly once; see `Actor.merge_moments`."""
+        self.actor.merge_moments(found)
 
     # Learning
 

@@ -25,7 +25,7 @@ R = TypeVar("R")
 LossFunction = Callable[[Batch, LossParameters, Tensor], tuple[Tensor, Tensor]]
 LossesFunction = Callable[[ReplayBatch, NoiseSource], tuple[dict[str, Tensor], dict[str, Tensor], Tensor]]
 Fields = tuple[FieldValue, ...]
-"""Values of the first ten fields of `Batch`, in order."""
+"""Values of the first eleven fields of `Batch`, in order."""
 GradientFunction = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 GradientsFunction = Callable[[Fields, list[Tensor]], tuple[list[Tensor], Tensor, Tensor]]
 
@@ -114,8 +114,8 @@ class CompiledGradient:
         """
         tensors = (
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
-            batch.advantage)
-        leaves = [*batch.obs.values(), *batch.rhs.values(), *tensors[1:2], *tensors[3:]]
+            batch.advantage, batch.other)
+        leaves = [*batch.obs.values(), *batch.rhs.values(), *batch.other.values(), *tensors[1:2], *tensors[3:10]]
         # One graph supports all batches of two or more rows. A batch of one row needs a graph of its own, because torch
         # treats axes of size 1 as constant.
         num_rows = len(batch.done)

@@ -24,6 +24,7 @@ from pytorchrl.agent.actors.small_policy import SmallPolicy, small_value
 from pytorchrl.agent.algorithms.base import ActOnDevice, Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient, Constants
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
+from pytorchrl.agent.algorithms.rnd import RND
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights, overrides
 from pytorchrl.agent.cuda_graphs import recorded
 from pytorchrl.agent.data import (
@@ -38,6 +39,7 @@ from pytorchrl.agent.data import (
     Obs,
     RolloutData,
     TensorActing,
+    ValuesOf,
 )
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, option
@@ -88,6 +90,8 @@ class OnPolicyAlgorithm(Algorithm):
     info_names: tuple[str, ...]
     """Names of the values in `info`: "loss", the terms and the measures; empty before the first batch."""
     recompute_advantages: bool = False
+    intrinsic: RND | None = None
+    """The intrinsic reward, which the storage adds to advantages; None if there is none."""
     actor: OnPolicyActor
 
     @classmethod
@@ -224,8 +228,8 @@ class OnPolicyAlgorithm(Algorithm):
         """
         num_steps, num_envs = rollout.reward.shape
         start = 0 if known is None else num_steps
-        rows = self._values(
-            {name: leaf[start:].flatten(0, 1) for name, leaf in rollout.obs.items()},
+        rows = self.evaluate_rows(
+            self._values_of, {name: leaf[start:].flatten(0, 1) for name, leaf in rollout.obs.items()},
             {name: state[start:].flatten(0, 1) for name, state in rollout.rhs.items()},
             rollout.done[start:].flatten(0, 1)).view(-1, num_envs)
         value = rows if known is None else torch.cat([known, rows])
@@ -234,8 +238,8 @@ class OnPolicyAlgorithm(Algorithm):
         # Row t + 1 of `rhs` is the memory after o_t, even if step t ended the episode: the memory is reset only when a
         # network processes the first observation of the next episode.
         t, e = rollout.final_index.unbind(1)
-        return value, self._values(
-            rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
+        return value, self.evaluate_rows(
+            self._values_of, rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
             torch.zeros(len(t), dtype=torch.bool, device=t.device))
 
     # Learning
@@ -350,8 +354,9 @@ class OnPolicyAlgorithm(Algorithm):
         if self.actor.is_recurrent:
             obs = {name: leaf.expand(length, *leaf.shape) for name, leaf in obs.items()}
             done, action, logp, zeros = (rows.expand(length, *rows.shape) for rows in (done, action, logp, zeros))
+        other = {} if self.intrinsic is None else self.intrinsic.example(obs, zeros)
         return Batch(obs=obs, done=done, rhs=rhs, mask=None, action=action, valid=None, logp=logp, value=zeros,
-                     ret=zeros, advantage=zeros, num_samples=columns * length)
+                     ret=zeros, advantage=zeros, other=other, num_samples=columns * length)
 
     # States
 
@@ -382,8 +387,16 @@ class OnPolicyAlgorithm(Algorithm):
             check_evaluated(self.actor, evaluated, batch)
         return self.loss(evaluated, self.prepare_batch(batch), parameters, weights)
 
-    def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
-        """Return values (B,) on the device of `done`, computed in chunks to limit memory usage."""
+    def evaluate_rows(self, values_of: ValuesOf, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+        """Return the results (B,) of a function of B rows on the device of `done`, in chunks to limit memory usage.
+
+        Args:
+            values_of: Function of observations, memory states and starts of episodes on the algorithm's device. It is
+                called without gradients.
+            obs: Observations, leaf -> (B, ...).
+            rhs: The memory (B, H) of each network before these observations, by name.
+            done: (B,) bool, whether an observation is the first of its episode.
+        """
         size, values, home = rows_at_once(obs, self.device), [], done.device
         with torch.no_grad(), self._precision():
             for start in range(0, len(done), size):
@@ -391,7 +404,7 @@ class OnPolicyAlgorithm(Algorithm):
                 chunk = {k: v[rows] for k, v in obs.items()}, {k: v[rows] for k, v in rhs.items()}, done[rows]
                 if self.device.type != "cpu":
                     chunk = self._to_device(*chunk, None)[:3]
-                values.append(self._values_of(*chunk).to(home))
+                values.append(values_of(*chunk).to(home))
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def _values_of(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:

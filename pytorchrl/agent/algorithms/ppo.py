@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
+from pytorchrl.agent.algorithms.rnd import RND, IntrinsicOptions
 from pytorchrl.agent.data import Batch, Evaluated, LossParameters
+from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
@@ -34,7 +36,7 @@ class PPO(OnPolicyAlgorithm):
     nearest_with_lag = "APPO"
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(OnPolicyAlgorithm.Options):
+    class Options(IntrinsicOptions, OnPolicyAlgorithm.Options):
         """Options of `PPO`."""
 
         clip_param: float | Schedule = option(
@@ -98,7 +100,16 @@ class PPO(OnPolicyAlgorithm):
             kl = distance - log_ratio  # the estimator "k3" of http://joschu.net/blog/kl-approx.html
             is_clipped = (distance.abs() > clip).float()
         terms = {"policy_loss": -surrogate, "value_loss": 0.5 * error, "entropy": evaluated.entropy}
-        return terms, {"kl": kl, "clip_fraction": is_clipped}
+        measures = {"kl": kl, "clip_fraction": is_clipped}
+        if self.intrinsic is None:
+            return terms, measures
+        own_terms, own_measures = self.intrinsic.terms(evaluated, batch)
+        return {**terms, **own_terms}, {**measures, **own_measures}
+
+    @override
+    def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
+        own = {} if self.intrinsic is None else self.intrinsic.loss_weights(parameters)
+        return {**super().loss_weights(parameters), **own}
 
     @override
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
@@ -118,3 +129,45 @@ class PPO(OnPolicyAlgorithm):
             info: Statistics of one gradient, or their means over several workers; only `kl` is used.
         """
         return info["kl"] > _KL_TOLERANCE * self.parameters.get("target_kl", float("inf"))
+
+    # The intrinsic reward
+
+    @override
+    def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Return one group `all`: the parameters of the actor, then the trained ones of the intrinsic reward."""
+        acting = super().trained_parameters()["all"]
+        self._num_acting = sum(parameter.numel() for parameter in set(acting.values()))
+        if self.options.intrinsic_reward is None:
+            return {"all": acting}
+        self.intrinsic = RND(self.actor, self.options)
+        own = {f"rnd.{name}": value for name, value in self.intrinsic.named_parameters() if value.requires_grad}
+        return {"all": {**acting, **own}}
+
+    @override
+    def take_moments(self) -> dict[str, Moments]:
+        return {} if self.intrinsic is None else self.intrinsic.take_moments()
+
+    @override
+    def merge_moments(self, found: Mapping[str, Moments]) -> None:
+        super().merge_moments(found)
+        if self.intrinsic is not None:
+            self.intrinsic.merge_moments(found)
+
+    @override
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        if self.intrinsic is not None:
+            self.intrinsic.forget_sums()
+
+    @override
+    def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of the acting state, to which the intrinsic reward does not belong."""
+        yield "all", self.groups["all"].data[:self._num_acting]
+        yield from self.actor.state_buffers().items()
+
+    @override
+    def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super()._learning_tensors()
+        if self.intrinsic is not None:
+            yield "rnd", self.groups["all"].data[self._num_acting:]
+            yield from self.intrinsic.learning_tensors()

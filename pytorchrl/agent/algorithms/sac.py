@@ -75,6 +75,7 @@ class SAC(OffPolicyActorCritic):
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**OffPolicyActorCritic.actor_options,
                                                                  "policy": ("stochastic",)}
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
+    undecayed_groups: ClassVar[tuple[str, ...]] = ("alpha",)  # decay would draw alpha to 1
     log_alpha: Tensor
 
     def __init__(self, options: SAC.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:

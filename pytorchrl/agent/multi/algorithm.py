@@ -375,6 +375,9 @@ def _problems_of(policy: str, factory: Factory[Algorithm]) -> Iterator[str]:
     if getattr(options, "target_kl", None) is not None:
         yield (f"target_kl={options.target_kl} of policy {policy!r} would end the updates from a rollout for all "
                "policies; leave target_kl out")
+    if getattr(options, "intrinsic_reward", None) is not None:
+        yield (f"intrinsic_reward={options.intrinsic_reward!r} of policy {policy!r} is for a single policy; leave "
+               "intrinsic_reward out")
     if hasattr(options, "num_mini_batch") and getattr(options, "mini_batch_size", None) is not None:
         yield (f"mini_batch_size={options.mini_batch_size} of policy {policy!r} would give the policies different "
                "numbers of updates, but they are updated together; set num_mini_batch")

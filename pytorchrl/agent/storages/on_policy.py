@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.contracts import check_estimate, check_rollout
-from pytorchrl.agent.data import Batch, DataKind, RolloutData
+from pytorchrl.agent.data import Batch, DataKind, Evaluate, Obs, RolloutData, ValuesOf
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -38,6 +38,20 @@ class OnPolicyStorageActor(StorageActor, Protocol):
         """Return the factor that normalizes rewards."""
 
 
+class IntrinsicReward(Protocol):
+    """An intrinsic reward of an on-policy algorithm; see `RND`, which is one."""
+
+    sample_values: tuple[str, ...]
+
+    def prepare(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable], generator: torch.Generator,
+                evaluate: Evaluate) -> None:
+        """Add intrinsic rewards and values to new rollouts."""
+
+    def advantages(self, rollout: RolloutData, extrinsic: np.ndarray | Tensor, gae_lambda: float,
+                   parameters: Mapping[str, float], recompute: Evaluate | None) -> np.ndarray | Tensor:
+        """Return the weighted sum of extrinsic and intrinsic advantages, (T, E)."""
+
+
 class RolloutLearner(Protocol):
     """The methods and attributes that a storage needs from an on-policy algorithm; see `OnPolicyAlgorithm`."""
 
@@ -47,8 +61,13 @@ class RolloutLearner(Protocol):
     advantage_normalization: str
     recompute_advantages: bool
 
+    parameters: dict[str, float]
+
     def compute_values(self, rollout: RolloutData) -> tuple[Tensor, Tensor]:
         """Return the values of a rollout's observations, (T + 1, E), and of the K observations in `final_obs`, (K,)."""
+
+    def evaluate_rows(self, values_of: ValuesOf, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+        """Return the results of a function of rows; see `OnPolicyAlgorithm.evaluate_rows`."""
 
 
 class VanillaOnPolicyBuffer(Storage):
@@ -84,6 +103,7 @@ class VanillaOnPolicyBuffer(Storage):
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self.plan_batches(1)
         self._rollouts: list[RolloutData] = []
+        self._sources: list[Hashable] = []
         self._samples: Samples | None = None
         self._normalized = False
         self._counters = {"inserted": 0, "sampled": 0}
@@ -118,7 +138,13 @@ class VanillaOnPolicyBuffer(Storage):
 
         The algorithm's `finish_rollout` must have processed the rollouts before.
         """
-        self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
+        self.insert_from(rollouts, range(len(rollouts)))
+
+    @override
+    def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
+        """Replace the stored rollouts, as `insert_data_slice` does; `sources` has the collector of each rollout."""
+        kept = [place for place, rollout in enumerate(rollouts) if rollout.num_steps]
+        self._rollouts, self._sources = [rollouts[place] for place in kept], [sources[place] for place in kept]
         self._samples = None
 
     def before_gradients(self) -> None:
@@ -126,6 +152,8 @@ class VanillaOnPolicyBuffer(Storage):
         self._samples, self._normalized = None, False
         if not self._rollouts:
             return
+        if (intrinsic := self._intrinsic) is not None:
+            intrinsic.prepare(self._rollouts, self._sources, self.generator, self.algorithm.evaluate_rows)
         self._samples = self._lay_out(recompute=False)
         self._counters["inserted"] += self._samples.num_valid
 
@@ -215,6 +243,11 @@ class VanillaOnPolicyBuffer(Storage):
             reward = (reward * self.actor.reward_scale()).clip(-_REWARD_CLIP, _REWARD_CLIP)
         return reward
 
+    @property
+    def _intrinsic(self) -> IntrinsicReward | None:
+        found: IntrinsicReward | None = getattr(self.algorithm, "intrinsic", None)  # a user's algorithm may lack it
+        return found
+
     def _lay_out(self, recompute: bool) -> Samples:
         """Return the samples with their advantages and returns; see `estimate` for `recompute`."""
         needed = ("logp", "value", "final_value") if self.provides is DataKind.ROLLOUTS else ("logp",)
@@ -224,10 +257,17 @@ class VanillaOnPolicyBuffer(Storage):
             estimates.append(self.estimate(rollout, recompute))
             check_estimate(self, estimates[-1], rollout.reward.shape)
         advantages, returns = map(list, zip(*estimates, strict=True))
+        algorithm, intrinsic = self.algorithm, self._intrinsic
+        others = () if intrinsic is None else intrinsic.sample_values
+        if intrinsic is not None:
+            evaluate = algorithm.evaluate_rows if recompute else None
+            advantages = [
+                intrinsic.advantages(rollout, advantage, self.gae_lambda, algorithm.parameters, evaluate)
+                for rollout, advantage in zip(self._rollouts, advantages, strict=True)]
         if self.actor.is_recurrent:
-            samples = sequences(self._rollouts, advantages, returns, self.options.sequence_length)
+            samples = sequences(self._rollouts, advantages, returns, self.options.sequence_length, others)
         else:
-            samples = single_steps(self._rollouts, advantages, returns)
+            samples = single_steps(self._rollouts, advantages, returns, others)
         return samples if self.device.type == "cpu" else samples.to(self.device)
 
     @classmethod

@@ -43,6 +43,35 @@ def gae(
     return _narrow(advantage, advantage + values[:-1])
 
 
+def continuing_gae(
+    rollout: RolloutData, reward: Tensor, value: Tensor, gamma: float, gae_lambda: float,
+) -> Estimates:
+    """Return generalized advantage estimates as if episodes never ended: Burda et al. 2019 (RND), section 2.3.
+
+    The next value of a valid row is that of the next valid row, even if it belongs to another episode, or that of the
+    last row of observations. Invalid rows are skipped: the recursion goes on over them.
+
+    Args:
+        rollout: T transitions of E environments.
+        reward: (T, E) rewards.
+        value: (T + 1, E) values of the observations.
+        gamma: Discount, in [0, 1].
+        gae_lambda: Bias-variance trade-off, in [0, 1].
+
+    Returns:
+        Advantages and returns (advantage + value), (T, E) float32 each; those of invalid rows have no meaning.
+    """
+    values, valid = as_float64(value), as_values(rollout.valid)
+    xp = functions_for(values)
+    one, next_value = xp.ones_like(values[1:]), values[1:]
+    # Where the row t + 1 is invalid, the next value is that of a later row.
+    has_next = xp.concatenate([valid[1:], xp.ones_like(valid[:1])])
+    next_value = backward_recursion(xp.where(has_next, next_value, 0.0), xp.where(has_next, 0.0 * one, one))
+    delta = xp.where(valid, as_float64(reward) + gamma * next_value - values[:-1], 0.0)
+    advantage = backward_recursion(delta, xp.where(valid, gamma * gae_lambda * one, one))
+    return _narrow(advantage, advantage + values[:-1])
+
+
 def vtrace(  # noqa: PLR0913 - the terms of the formula
     rollout: RolloutData, logp: Tensor, value: Tensor, final_value: Tensor, gamma: float, *, rho_bar: float,
     c_bar: float, vtrace_lambda: float, reward: np.ndarray | Tensor | None = None,

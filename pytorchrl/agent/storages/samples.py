@@ -5,7 +5,7 @@ T = steps, E = environments, N = samples, L = steps of a sequence, C = number of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -39,6 +39,7 @@ class Samples:
     value: Tensor
     ret: Tensor
     advantage: Tensor
+    other: Obs
     index: Tensor
     """(M,) int64, indices of the rows or sequences that can be drawn."""
     num_valid: int
@@ -71,7 +72,7 @@ class Samples:
             yield from self._select(order, is_first, is_last).split(num_parts)
 
     def _num_bytes(self) -> int:
-        tensors = (*self.obs.values(), *([] if self.mask is None else [self.mask]), self.action)
+        tensors = (*self.obs.values(), *self.other.values(), *([] if self.mask is None else [self.mask]), self.action)
         return sum(tensor.nbytes for tensor in tensors)
 
     def _select(self, index: Tensor, is_first: bool, is_last: bool) -> Batch:
@@ -94,6 +95,7 @@ class Samples:
             value=pick(self.value),
             ret=pick(self.ret),
             advantage=pick(self.advantage),
+            other={name: pick(leaf) for name, leaf in self.other.items()},
             num_samples=num_samples,
             num_new_samples=num_samples if is_first else 0,
             last=is_last,
@@ -102,8 +104,12 @@ class Samples:
 
 def single_steps(
     rollouts: list[RolloutData], advantages: list[ArrayOrTensor], returns: list[ArrayOrTensor],
+    others: Sequence[str] = (),
 ) -> Samples:
-    """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
+    """Return samples that are single steps, for actors without memory; invalid rows are never drawn.
+
+    `others` has the names of the entries of `RolloutData.other` that become `Batch.other`.
+    """
     def rows(parts: list[Tensor]) -> Tensor:
         """Concatenate the first `num_steps` steps of each rollout's tensor (steps, E, ...) into one tensor (N, ...)."""
         cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
@@ -114,17 +120,18 @@ def single_steps(
     index = torch.from_numpy(np.concatenate([part.reshape(-1) for part in on_host]).nonzero()[0]).to(valid.device)
     return Samples(
         rhs={}, valid=valid, index=index, num_valid=len(index), sequences=False,
-        **_leaves(rows, rollouts, advantages, returns))
+        **_leaves(rows, rollouts, advantages, returns, others))
 
 
 def sequences(
-    rollouts: list[RolloutData], advantages: list[ArrayOrTensor], returns: list[ArrayOrTensor], length: int | None
+    rollouts: list[RolloutData], advantages: list[ArrayOrTensor], returns: list[ArrayOrTensor], length: int | None,
+    others: Sequence[str] = (),
 ) -> Samples:
     """Return samples that are sequences of `length` steps (None: whole rollouts), for actors with memory.
 
     Shorter sequences are padded with invalid rows. These rows are marked as starts of episodes, so that the memory is
     reset there. In invalid rows, action masks allow all actions, so that log-probabilities are finite. Sequences
-    without a valid row are never drawn.
+    without a valid row are never drawn. `others` is explained in `single_steps`.
     """
     longest = max(rollout.num_steps for rollout in rollouts)
     length = min(length or longest, longest)
@@ -139,7 +146,7 @@ def sequences(
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)
 
     valid = columns([rollout.valid for rollout in rollouts])
-    leaves = _leaves(columns, rollouts, advantages, returns)
+    leaves = _leaves(columns, rollouts, advantages, returns, others)
     leaves["done"] = columns([rollout.done for rollout in rollouts], fill=True)
     leaves["logp"] = torch.where(valid, leaves["logp"], 0.0)
     if leaves["mask"] is not None:
@@ -164,11 +171,12 @@ class _Leaves(TypedDict):
     value: Tensor
     ret: Tensor
     advantage: Tensor
+    other: Obs
 
 
 def _leaves(
     join: Callable[[list[Tensor]], Tensor], rollouts: list[RolloutData], advantages: list[ArrayOrTensor],
-    returns: list[ArrayOrTensor],
+    returns: list[ArrayOrTensor], others: Sequence[str],
 ) -> _Leaves:
     return {
         "obs": {name: join([rollout.obs[name] for rollout in rollouts]) for name in rollouts[0].obs},
@@ -179,6 +187,7 @@ def _leaves(
         "value": join([rollout.other["value"] for rollout in rollouts]),
         "ret": join([torch.as_tensor(part) for part in returns]),
         "advantage": join([torch.as_tensor(part) for part in advantages]),
+        "other": {name: join([rollout.other[name] for rollout in rollouts]) for name in others},
     }
 
 

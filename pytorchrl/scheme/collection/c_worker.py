@@ -471,10 +471,10 @@ class CWorker(Worker):
                     part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:
-        """Merge moments of rollouts into the actor's normalizers, without an update of the parameters."""
+        """Merge moments of rollouts into the normalizers, without an update of the parameters."""
         with self.journal.writing():
             for part in parts:
-                self.actor.merge_moments(part)
+                self.algo.merge_moments(part)
             self._snapshot = None
 
     def close(self) -> tuple[int, int]:

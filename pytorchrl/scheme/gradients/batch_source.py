@@ -265,6 +265,8 @@ class BatchSource:
         self._storage.insert_from([queued.rollout.data for queued in current.rollouts],
                                   [queued.rollout.header.source for queued in current.rollouts])
         self._storage.before_gradients()
+        if moments := self._algo.take_moments():
+            self.stats.moments.append(moments)
         self.is_loaded = True
         if self._storage.provides.is_kept:
             self._book_as_resident()

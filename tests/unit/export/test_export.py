@@ -238,7 +238,7 @@ class Random(gym.Env):
 @pytest.mark.parametrize(("algorithm", "options", "space"), [
     ("ppo", {}, spaces.MultiDiscrete([2, 3], start=[1, 5])), ("a2c", {}, spaces.MultiBinary(3)),
     ("td3", {"policy": "deterministic"}, spaces.Box(-3.0, 5.0, (2, 2), np.float64)),
-    ("sac", {}, spaces.Discrete(3, start=-1))])
+    ("sac", {"block": "simba"}, spaces.Discrete(3, start=-1))])
 def test_all_action_spaces_can_be_exported(tmp_path, algorithm, options, space):
     seen = spaces.Tuple((spaces.Box(-1e6, 1e6, (2,), np.float64), spaces.Discrete(3)))
     agent = prl.train(algorithm, lambda: Random(seen, space), target_steps=0, **TINY, **options)

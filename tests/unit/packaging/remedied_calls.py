@@ -236,6 +236,18 @@ class Movers:
         raise NotImplementedError
 
 
+class Headed(prl.OnPolicyActor):
+    """An actor with a value head of several layers."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.value_head = torch.nn.Sequential(self.value_head)
+
+
+def explore(actor):
+    return prl.PPO.create_factory(intrinsic_reward="rnd")(actor=actor.create_factory(BOX, TWO)(seed=0), seed=0)
+
+
 def see_images(extractor):
     images = spaces.Box(0, 1, (3, 20, 20), np.float32)
     return prl.OnPolicyActor.create_factory(images, TWO, feature_extractor=extractor)(device="cpu", seed=0)
@@ -576,6 +588,10 @@ def calls(folder):
                                 "agent_1": prl.ReplayBuffer.create_factory(80)}), team),
         (lambda: team(trainable=[]), lambda: team(trainable=["agent_0"])),
         (lambda: team(prl.PPO.create_factory(target_kl=0.1)), team),
+        (lambda: team(prl.PPO.create_factory(intrinsic_reward="rnd")), team),
+        (lambda: prl.APPO.create_factory(intrinsic_reward="rnd"),
+         lambda: prl.PPO.create_factory(intrinsic_reward="rnd")),
+        (lambda: explore(Headed), lambda: explore(prl.OnPolicyActor)),
         (lambda: team(prl.PPO.create_factory(mini_batch_size=4)),
          lambda: team(prl.PPO.create_factory(num_mini_batch=2))),
         (lambda: changed_team("lrr", 1e-3), lambda: changed_team("lr", 1e-3),

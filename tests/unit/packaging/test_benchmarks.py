@@ -37,6 +37,7 @@ QUICK = {
     "coverage.py": "--trials 2 --seeds 3 --tasks 1 --distributions normal",
     "defaults.py": "--tasks delay --seeds 1 --steps 1100",
     "env_backends.py": "--envs CartPole-v1 --sizes 2 --blocks 1 --steps 20",
+    "exploration.py": "--seeds 1 --steps 1100",
     "exposure.py": "--runtime threads",
     "gpu.py": "--device cpu --tiny --minutes 1 --seconds 0.1 --tasks learner-pong --columns plain",
     "groups.py": "--seeds 1 --steps 1100",

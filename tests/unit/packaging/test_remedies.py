@@ -12,6 +12,7 @@ import warnings
 
 import pytest
 
+from pytorchrl.agent.actors import MLP
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.training.training import make_learner
@@ -47,6 +48,10 @@ def dqn(wrong, *fixes):
 
 # (algorithm, environment, wrong options, changes of the options that the error asks for)
 OPTIONS = [
+    # Networks
+    ppo({"block": "simba", "hidden_sizes": (64, 32)}, {"hidden_sizes": (64, 64)}, without("block")),
+    ppo({"block": "simba", "activation": "elu"}, without("activation"), {"block": "mlp"}),
+    ppo({"block": "simba", "feature_extractor": MLP}, without("block")),
     # Between levels of the scheme
     *(ppo(REMOTE | {f"compress_{kind}_to_send": f"auto:{codec}", "record": "run.json"},
           {f"compress_{kind}_to_send": codec}, {f"compress_{kind}_to_send": "lz4"})

@@ -68,6 +68,9 @@ AGENTS = {
     "ppo, gru": lambda: on_policy(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), GAEBuffer.create_factory(8), recurrent_net="gru",
         recurrent_size=5),
+    "ppo, intrinsic reward": lambda: on_policy(
+        PPO.create_factory(num_epochs=2, num_mini_batch=2, intrinsic_reward="rnd", predictor_proportion=0.5),
+        GAEBuffer.create_factory(8)),
     "ppo, target_kl": lambda: on_policy(PPO.create_factory(num_epochs=4, num_mini_batch=2, target_kl=1e-6),
                                         GAEBuffer.create_factory(8)),
     "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop", lr=[(0, 1e-3), (100, 2e-3)]),
@@ -93,7 +96,7 @@ AGENTS = {
     "td3": lambda: continuous(TD3.create_factory(**REPLAY, optimizer=torch.optim.NAdam), policy="deterministic",
                               num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
-                              normalize_obs=True),
+                              normalize_obs=True, block="simba"),
     "td3, hindsight": lambda: continuous(
         TD3.create_factory(**REPLAY), "pytorchrl/TorchPointMaze-v0",
         PERBuffer.create_factory(30, rollout_size=4, n_step=2, relabel="episode"), 7, policy="deterministic",

@@ -178,3 +178,19 @@ def test_steps_skipped_by_target_kl_are_counted(make_scheme, recorder, check_led
     assert check_ledger(scheme)["collected"] == len(recorder.made) - by_probe
     assert len(recorder.drawn) >= final["consumed_unique"]
     assert 1 <= len(recorder.inserted) / len(recorder.drawn) <= 2.5
+
+
+@pytest.mark.timeout(60)
+def test_intrinsic_rewards_reach_every_worker(pattern, make_scheme):
+    """Check that the learner merges moments of the learners below it, and that collectors receive no more weights."""
+    scheme = make_scheme(algo=PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3, intrinsic_reward="rnd"),
+                         **pattern)
+    losses = [scheme.step()["predictor_loss"] for _ in range(8)]
+    assert np.isfinite(losses).all()
+    own = scheme.update_worker.local_worker.algo
+    size = sum(parameter.numel() for parameter in own.actor.parameters())
+    assert scheme.acting_state()["all"].shape == (size,)
+    assert own.groups["all"].data.shape[0] > size
+    counts = {int(own.intrinsic.return_moments.count), int(own.intrinsic.obs_moments[0].count)}
+    assert len(counts) == 1
+    assert min(counts) >= 16 * (8 // 2) - 16  # 16 steps in each of the rollouts of 8 updates, the last not yet merged

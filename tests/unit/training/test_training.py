@@ -37,8 +37,10 @@ OTHER = {
     "entropy_coef": 0.3,
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
+    "intrinsic_reward": "rnd", "gamma_intrinsic": 0.7, "int_adv_coef": 0.3, "ext_adv_coef": 0.4,
+    "predictor_proportion": 0.6,
     "dual_clip": 4.0, "num_steps": 17, "sequence_length": 5, "gae_lambda": 0.33, "feature_extractor": "mlp",
-    "hidden_sizes": (7,), "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
+    "hidden_sizes": (7,), "block": "simba", "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
     "shared_policy_value_network": True, "policy_gain": 0.5, "log_std_init": -1.0, "normalize_obs": True,
     "normalize_reward": True,
     "checkpoint": "model.pt", "env_kwargs": {"sutton_barto_reward": True}, "test_env_kwargs": {"a": 1},
@@ -50,7 +52,9 @@ OTHER = {
 }
 NEEDED = {"max_env_restarts": {"on_env_error": "restart"}, "clip_param_vf": {"use_clipped_value_loss": True},
           "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
-          "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"}}
+          "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"},
+          **{name: {"intrinsic_reward": "rnd"}
+             for name in ("gamma_intrinsic", "int_adv_coef", "ext_adv_coef", "predictor_proportion")}}
 PARTS = {"algorithm": "algo_factory", "storage": "storage_factory", "actor": "actor_factory",
          "environments": "train_envs_factory"}
 

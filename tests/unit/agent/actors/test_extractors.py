@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from pytorchrl.agent.actors import OnPolicyActor, QActor, trunk
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding, encoder, is_image
+from pytorchrl.agent.actors.blocks import DictNet
+from pytorchrl.agent.actors.extractors import CNN, MLP, Embedding, encoder, is_image
 from pytorchrl.agent.actors.resnets import FixupBlock, FixupCNN, ImpalaCNN
 from pytorchrl.errors import SpaceError
 

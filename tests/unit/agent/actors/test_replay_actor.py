@@ -116,7 +116,8 @@ class _Constant(torch.nn.Linear):
 
 
 @pytest.mark.parametrize("options", [
-    {"hidden_sizes": (9,)}, {"activation": "tanh"}, {"dueling": True}, {"noisy": True}, {"feature_extractor": MLP}])
+    {"hidden_sizes": (9,)}, {"activation": "tanh"}, {"block": "simba"}, {"dueling": True}, {"noisy": True},
+    {"feature_extractor": MLP}])
 def test_options_of_q_actor_change_its_scores(options):
     plain, other = _actor(), _actor(**options)
     assert not torch.equal(plain.get_q_scores(_obs(plain), generator=_generator()),
@@ -124,8 +125,9 @@ def test_options_of_q_actor_change_its_scores(options):
 
 
 def test_tables_of_options_are_complete():
-    shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "normalize_obs",
-              "checkpoint", "distribution", "num_atoms", "v_min", "v_max"}  # the last four: test_return_distributions
+    shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "block",
+              "normalize_obs", "checkpoint",
+              "distribution", "num_atoms", "v_min", "v_max"}  # the last four: test_return_distributions
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
         "dueling", "noisy", "recurrent_net", "recurrent_size",
         "prev_action_reward"}  # the memory options are tested in test_r2d2 and test_previous_action_reward

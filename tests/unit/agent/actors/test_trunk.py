@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from pytorchrl.agent.actors import Embedding, ImpalaCNN, OnPolicyActor
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet
+from pytorchrl.agent.actors.blocks import DictNet
+from pytorchrl.agent.actors.extractors import CNN, MLP
 from pytorchrl.agent.actors.resnets import FixupCNN
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)

@@ -170,7 +170,8 @@ def test_compiled_gradient_of_appo_uses_the_current_kl_coefficient(build, collec
 
 
 @pytest.mark.parametrize("actor", [{}, {"activation": "relu", "normalize_obs": True}, {"hidden_sizes": ()},
-                                   {"activation": "elu"}, {"shared_policy_value_network": True}], ids=str)
+                                   {"activation": "elu"}, {"block": "simba"},
+                                   {"shared_policy_value_network": True}], ids=str)
 def test_values_of_a_compiled_algorithm_follow_the_weights(build, collect, made_up_steps, actor):
     plain, compiled = (build(PPO, compile=flag, actor=actor) for flag in (False, True))
     rollout = collect(plain, made_up_steps(4))

@@ -28,6 +28,7 @@ CASES = {
     # With normalization, torch cannot save the graph, so each call checks whether the graph fits (`compile_graph`).
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
     "small sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": ()}, False),
+    "simba": (SAC, OffPolicyActor, BOX, {"block": "simba", "activation": "relu", "hidden_sizes": (5,)}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
     "redq": (SAC, OffPolicyActor, BOX, {"num_critics": 3, "critic_norm": "layer"}, False),
     "crossq": (SAC, OffPolicyActor, BOX, {"critic_norm": "batch"}, False),

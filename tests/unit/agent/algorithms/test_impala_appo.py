@@ -10,6 +10,7 @@ import torch
 from torch import distributions
 
 from pytorchrl.agent.algorithms import A2C, APPO, IMPALA, PPO
+from pytorchrl.agent.algorithms.rnd import IntrinsicOptions
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.storages import VanillaOnPolicyBuffer
@@ -219,7 +220,8 @@ CHANGES = {
     "target_network": ({"lr": 1e-2}, True), "target_update_interval": ({"lr": 1e-2, **SLOW}, 5),
     "is_clip": ({"lr": 1e-2, **SLOW}, 0.5),
 }
-ELSEWHERE = {"target_kl", "compile"}  # these options have separate tests
+ELSEWHERE = {"target_kl", "compile",  # these options have separate tests
+             *(field.name for field in dataclasses.fields(IntrinsicOptions))}  # APPO rejects these options
 OF_IMPALA = [field.name for field in dataclasses.fields(IMPALA.Options)
              if field.name in CHANGES and field.name != "advantage_normalization"]  # IMPALA rejects this option
 

@@ -20,6 +20,7 @@ MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 # Options
 
 
+RND = {"intrinsic_reward": "rnd"}
 # Maps each option to (other settings that the option needs to have an effect, a non-default value).
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2), "adam_beta1": ({}, 0.5),
@@ -30,7 +31,8 @@ CHANGES = {
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "none"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),
     "clip_param_vf": ({"lr": 1e-2, "use_clipped_value_loss": True}, 0.01), "recompute_advantages": ({"lr": 1e-2}, True),
-    "dual_clip": ({"lr": 0.1}, 1.001),
+    "dual_clip": ({"lr": 0.1}, 1.001), "intrinsic_reward": ({}, "rnd"), "gamma_intrinsic": (RND, 0.5),
+    "int_adv_coef": (RND, 3.0), "ext_adv_coef": (RND, 0.5), "predictor_proportion": (RND, 0.5),
 }
 ELSEWHERE = {"target_kl", "compile"}  # these options have separate tests
 
@@ -44,6 +46,7 @@ def test_table_of_changes_names_every_option():
 def test_every_option_changes_training(train, plain_params, name):
     base, value = CHANGES[name]
     plain, changed = plain_params(rollouts=1, **base), train(rollouts=1, **{**base, name: value})[0].params
+    changed = changed[:len(plain)]  # networks of an intrinsic reward come last
     assert plain.isfinite().all()
     assert not torch.equal(plain, changed)
 

@@ -42,3 +42,13 @@ def test_target_entropy_of_a_row_without_allowed_actions_is_that_of_all():
     gradients, info = algorithm.compute_gradients(batch)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)
     assert math.isfinite(info["loss_alpha"])
+
+
+def test_weight_decay_changes_networks_but_not_alpha():
+    """Check that AdamW does not draw alpha to 1: log alpha of -2 changes as without decay, the networks do not."""
+    plain, decayed = (
+        make("sac", optimizer="adamw", weight_decay=decay, initial_alpha=math.exp(-2)) for decay in (0, 10))
+    for algorithm in (plain, decayed):
+        algorithm.apply_gradients([torch.ones(len(group)) for group in algorithm.groups.values()])
+    for name, group in decayed.groups.items():
+        assert torch.equal(group.data, plain.groups[name].data) == (name == "alpha")

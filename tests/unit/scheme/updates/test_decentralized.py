@@ -30,6 +30,12 @@ def ppo(envs):
             GAEBuffer.create_factory(8))
 
 
+def rnd(envs):
+    _, actor, storage = ppo(envs)
+    return PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3, intrinsic_reward="rnd",
+                              predictor_proportion=0.5), actor, storage
+
+
 def sac(envs):
     return (SAC.create_factory(**REPLAY, lr_alpha=1e-2), OffPolicyActor.create_factory(
         envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True),
@@ -47,7 +53,8 @@ def per(envs):
     return algo, actor, PERBuffer.create_factory(200, rollout_size=4)
 
 
-AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, CountingEnv), "per": (per, CountingEnv)}
+AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, CountingEnv), "per": (per, CountingEnv),
+          "rnd": (rnd, CountingEnv)}
 
 
 @pytest.fixture
