@@ -22,6 +22,7 @@ from pytorchrl.scheme.collection.resizing import Resizing
 from pytorchrl.scheme.collection.strategies import OnArrival, RemoteStrategy
 from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches, plan_passes
 from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource
+from pytorchrl.scheme.gradients.dataset_source import DatasetSource, dataset_of
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
@@ -107,6 +108,8 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
     batches: TrainBatchSource
     if shards is not None:
         batches = ReplaySource(collector, shards, worker, stats)
+    elif (dataset := dataset_of(collection)) is not None:
+        batches = DatasetSource(dataset, recipe.col_workers_factory.train_envs_factory, worker, collector)
     elif isinstance(collection, SampleQueueOptions):
         batches = QueueSource(collector, samples, col_runtime, stats, collection.queue_timeout_s, collection.on_starved)
     else:
