@@ -193,6 +193,11 @@ class Measurements:
         }
 
 
+def unit_of_steps(summary: MetricsDict) -> str:
+    """Return what the number `env_steps` of a run's summary counts: "env steps" or, with a data set, "updates"."""
+    return "env steps" if summary["scheme"].get("dataset") is None else "updates"
+
+
 class Target:
     """Condition for the end of a run: `env_steps` env steps have reached the learner.
 

@@ -20,6 +20,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.dataset import read_dataset
 from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.single import GivenEnv, is_vector
@@ -36,7 +37,7 @@ from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.callbacks.base import Callback
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import VEC_ENV_SIZE
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError, Problem
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 _EVALUATION_ENVS = 8
+_MANY = 1_000_000
 _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
 _POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
@@ -335,6 +337,11 @@ def compose_parts(
         preset = presets.for_one_environment(preset)
     elif built and built[0] is not None and built[0].has_own_size:
         preset.pop("num_envs", None)
+    if options.get("dataset") is not None and "start_steps" in specs:
+        preset = presets.without_collection(preset, _num_steps(options["dataset"]))
+        if collected := [name for name in ("num_envs", "num_steps") if options.get(name, 1) != 1]:
+            problems.add([Problem(f"{' and '.join(collected)} would have no effect, because nothing is collected if "
+                                  "there is a dataset", f"leave out {' and '.join(collected)}", tuple(collected))])
     chosen = {**preset, **options}
     if _has_shards(options):
         defaults = {name: spec.default for name, spec in specs.items()}
@@ -354,6 +361,14 @@ def compose_parts(
     problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
     problems.ignore(own)
     return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
+
+
+def _num_steps(dataset: object) -> int:
+    """Return the number of steps of a data set; if it cannot be read, which the scheme reports, any large number."""
+    try:
+        return len(read_dataset(str(dataset)).rewards)
+    except (CheckpointError, ConfigError):
+        return _MANY
 
 
 def _has_shards(options: Mapping[str, object]) -> bool:

@@ -164,6 +164,10 @@ def _of_kind(algorithm: str, suite: str, kind: str, without: Sequence[str] = (),
     _presets[algorithm, kind] = {**found, "target_steps": _STEPS_OF_KIND[kind], **own}
 
 
+# Numbers of updates, because these algorithms learn from data sets.
+_presets |= {("bc", "classic"): {"lr": 1e-3, "target_steps": 5000},
+             ("iql", "classic"): {"hidden_sizes": (64, 64), "gamma": 0.98, "target_steps": 20_000}}
+_presets |= {(name, kind): {"target_steps": 100_000} for name in ("bc", "iql") for kind in KINDS}
 _presets |= {
     # 10 epochs, as for continuous actions, and a minibatch for each environment. With the 4 epochs of 4 minibatches
     # that suit millions of steps, a run of 200,000 steps would make only 3,000 updates. The learning rate is that of
@@ -294,6 +298,12 @@ def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) ->
     largest = given.get("max_replay_ratio", 2 * ratio)
     return {"min_replay_ratio": min(ratio, largest) if isinstance(largest, int | float) else ratio,
             "max_replay_ratio": largest}
+
+
+def without_collection(preset: Mapping[str, object], num_steps: int) -> dict[str, object]:
+    """Return a preset of a replay algorithm for a data set of `num_steps` steps, in place of collection."""
+    found = {name: value for name, value in preset.items() if name not in ("update_every", "num_updates")}
+    return {**found, "num_envs": 1, "num_steps": 1, "start_steps": 0, "replay_size": num_steps}
 
 
 def for_one_environment(preset: Mapping[str, object]) -> dict[str, object]:
