@@ -86,6 +86,8 @@ def iql_reference(algorithm, batch, scores, log_prob):
 @pytest.mark.parametrize("options", [{}, {"expectile": 0.95, "advantage_beta": 10.0, "max_weight": 1.5}])
 def test_iql_losses_and_gradients_follow_the_formula(options):
     algorithm = make(IQL, ValueActor, BOX, **options)
+    with torch.no_grad():
+        algorithm.actor.value.head.bias.sub_(0.3)  # so that some advantages are positive
     batch = make_batch(False)
     batch.action[0] = torch.tensor([1.0, -1.0])  # at the bounds, where the density would be infinite
     obs, action = double(batch.obs["obs"]), double(batch.action)
@@ -103,6 +105,7 @@ def test_iql_losses_and_gradients_follow_the_formula(options):
     deltas = critics(parameters(algorithm)["q"], obs, action) - np.array(target)
     np.testing.assert_allclose(info["errors"].numpy(), np.abs(deltas).mean(0), rtol=1e-4)
     assert (max(weights) == 1.5) == bool(options)  # some weights are clipped
+    assert min(weights) < 1 < max(weights)
 
 
 @pytest.mark.parametrize("masked", [False, True])
