@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pytorchrl.agent.actors.critic_layers import CriticOptions
 from pytorchrl.agent.actors.distributions import Categorical, check_mask, inner_bounds
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import (
@@ -52,10 +53,12 @@ class OffPolicyActor(ReplayActor):
     """Upper bounds of a Box, float32 and within the Box, with the shape of an action."""
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
-    network_options: ClassVar[tuple[str, ...]] = (*ReplayActor.network_options, "num_critics", "obs_groups")
+    network_options: ClassVar[tuple[str, ...]] = (
+        *ReplayActor.network_options, "num_critics", "obs_groups", "critic_hidden_sizes", "critic_norm",
+        "critic_dropout")
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(GroupOptions, ReplayActor.Options):
+    class Options(CriticOptions, GroupOptions, ReplayActor.Options):
         """Options of `OffPolicyActor`."""
 
         policy: str = option(
@@ -79,10 +82,22 @@ class OffPolicyActor(ReplayActor):
             if not is_box and self.policy == "deterministic":
                 raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and "
                                   "DQN")
+            self._check_critics(is_box)
             if self.log_std_bound != "clip" and not is_gaussian:
                 raise ConfigError(
                     f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
                     "other policy has a standard deviation; leave it out")
+
+        def _check_critics(self, is_box: bool) -> None:
+            """Refuse options of the critics' layers if there are no such layers."""
+            found = [name for name in self.changed() if name in CriticOptions.declarations()]
+            if found and not is_box:
+                raise ConfigError(f"{', '.join(found)} needs a Box of actions, because critics of Discrete actions "
+                                  f"have the layers of the policy; leave {', '.join(found)} out")
+            sizes = self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
+            if not sizes and (self.critic_norm == "layer" or self.critic_dropout):
+                raise ConfigError("critic_norm='layer' and critic_dropout need hidden layers in the critics, got none; "
+                                  "give critic_hidden_sizes")
 
     @classmethod
     @override
@@ -132,8 +147,10 @@ class OffPolicyActor(ReplayActor):
         """
         options, size = self.options, self.action_size
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator, spaces=options.group(ACTOR_GROUP))
-        build, seen = DiscreteQNet if self.is_discrete else ContinuousQNet, options.group(CRITIC_GROUP)
-        self.critics = nn.ModuleList(build(options, size, generator, spaces=seen) for _ in range(options.num_critics))
+        seen = options.group(CRITIC_GROUP)
+        self.critics = nn.ModuleList(
+            DiscreteQNet(options, size, generator, spaces=seen) if self.is_discrete else
+            ContinuousQNet(options, size, generator, spaces=seen, critic=options) for _ in range(options.num_critics))
 
     @property
     def num_outputs(self) -> int:
