@@ -26,10 +26,7 @@ from results import origin
 import pytorchrl as prl
 from pytorchrl.play.dataset import read_dataset, record_dataset
 
-TD3_BC = {"policy": "deterministic", "bc_alpha": 2.5, "normalize_obs": True}
-OPTIONS = {
-    "bc": ("bc", {"target_steps": 4000}), "iql": ("iql", {"target_steps": 8000}),
-    "td3_bc": ("td3", {**TD3_BC, "gamma": 0.98, "hidden_sizes": (64, 64), "target_steps": 8000})}
+UPDATES = {"bc": 4000, "iql": 8000, "td3_bc": 8000}
 TASKS = {
     "cartpole": ("CartPole-v1", ("bc",)), "pendulum": ("Pendulum-v1", ("bc",)),
     "mixed": ("Pendulum-v1", ("bc", "iql", "td3_bc"))}
@@ -55,9 +52,8 @@ def record(task: str, folder: Path, seed: int) -> float:
 
 def run(task: str, name: str, folder: Path, seed: int) -> dict[str, object]:
     """Train one agent from the data in a directory, and return its figures."""
-    algorithm, options = OPTIONS[name]
     start = time.process_time()
-    agent = prl.train(algorithm, TASKS[task][0], dataset=folder, seed=seed, progress=False, **options)
+    agent = prl.train(name, TASKS[task][0], dataset=folder, seed=seed, progress=False, target_steps=UPDATES[name])
     cpu_s = time.process_time() - start
     return {"task": task, "algorithm": name, "seed": seed, "updates": agent.summary["updates"],
             "data": float(read_dataset(folder).returns.mean()), "return": agent.evaluate(NUM_TESTS).return_mean,
@@ -81,7 +77,7 @@ def table(lines: list[dict[str, object]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Scores of algorithms that learn from data sets.")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--algorithms", nargs="+", choices=OPTIONS, default=list(OPTIONS))
+    parser.add_argument("--algorithms", nargs="+", choices=UPDATES, default=list(UPDATES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data-seed", type=int, default=1, help="seed of the demonstrator and of its episodes")
     parser.add_argument("--table", metavar="FILE", help="print a table of the lines in this file, and train nothing")

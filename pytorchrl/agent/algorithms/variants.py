@@ -36,5 +36,6 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType({
     "crossq": Variant("sac", "Bhatt et al. 2024", {
         "target_networks": False, "critic_norm": "batch", "critic_hidden_sizes": (1024, 1024), "policy_delay": 3,
         "adam_beta1": 0.5, "lr_q": 1e-3, "lr_pi": 1e-3, "lr_alpha": 1e-3}),
+    "td3_bc": Variant("td3", "Fujimoto and Gu 2021", {"bc_alpha": 2.5, "normalize_obs": True}),
 })
 """All variants by name. A name must not be that of a registered algorithm."""

@@ -47,6 +47,7 @@ class DatasetSource(TrainBatchSource):
 
     def __init__(self, dataset: str, envs: EnvFactory, worker: CWorker, collector: CollectorThread) -> None:
         self._dataset, self._envs, self._worker, self._collector = dataset, envs, worker, collector
+        self._num_batches = _BATCHES
 
     @override
     def take(self) -> TrainBatch:
@@ -60,7 +61,9 @@ class DatasetSource(TrainBatchSource):
         if self._collector.stopped:
             raise StoppedError(f"GWorker {self._collector.index_worker} has been stopped")
         if worker.storage.counters["inserted"]:
+            self._num_batches = _BATCHES
             return TrainBatch([], uses=1)
+        self._num_batches = 1  # moments for normalizers are merged after the last batch of a train batch
         rollout = rollout_of(read_dataset(self._dataset), self._envs, worker.actor.from_env)
         header = RolloutHeader(
             num_env_steps=0, size=rollout.size, collected_steps=0, weights_version=worker.version, worker=0, sequence=1,
@@ -70,7 +73,8 @@ class DatasetSource(TrainBatchSource):
     @override
     def batches(self) -> Iterator[Batch]:
         """Return batches of random transitions."""
-        drawn: Iterator[Batch] = self._worker.storage.generate_batches(_BATCHES, self._worker.algo.mini_batch_size)
+        drawn: Iterator[Batch] = self._worker.storage.generate_batches(
+            self._num_batches, self._worker.algo.mini_batch_size)
         return drawn
 
     @override
