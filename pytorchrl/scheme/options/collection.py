@@ -298,8 +298,9 @@ class SynchronousCollection(
     def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other or have no effect."""
         yield from super().contradictions()
-        idle = () if self.dataset is None else [name for name in self.changed() if name not in _WITH_DATASET
-                                                and getattr(self, name) is not CENTRAL]
+        of_number = CENTRAL if self.num_workers == 1 else PARALLEL
+        idle = () if self.dataset is None else [
+            name for name in self.changed() if name not in _WITH_DATASET and getattr(self, name) is not of_number]
         if idle:
             yield Problem(f"{', '.join(idle)} would have no effect, because nothing is collected if there is a dataset",
                           f"leave out {', '.join(idle)}, or dataset", ("dataset", *idle))
