@@ -193,12 +193,12 @@ def joined(parts: Sequence[Dataset]) -> Dataset:
         if layout(other) != layout(first):
             raise ConfigError(f"data sets must have the same leaves, shapes and dtypes to be read together, got "
                               f"{layout(first)} and {layout(other)}")
-    names = [field.name for field in dataclasses.fields(Dataset)[2:-1]]
-    return Dataset(
-        *({leaf: np.concatenate([getattr(part, name)[leaf] for part in parts]) for leaf in first.observations}
-          for name in ("observations", "final_observations")),
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
-        env=first.env if all(other.env == first.env for other in others) else "")
+    observations, final = ({leaf: np.concatenate([getattr(part, name)[leaf] for part in parts])
+                            for leaf in first.observations} for name in ("observations", "final_observations"))
+    actions, rewards, terminations, truncations, lengths, seeds = (
+        np.concatenate([getattr(part, field.name) for part in parts]) for field in dataclasses.fields(Dataset)[2:-1])
+    return Dataset(observations, final, actions, rewards, terminations, truncations, lengths, seeds,
+                   first.env if {part.env for part in others} <= {first.env} else "")
 
 
 # ---- rollouts
@@ -220,7 +220,7 @@ def rollout_of(data: Dataset, envs: EnvFactory, from_env: Callable[[Tensor], Ten
         raise ConfigError("a data set contains the steps of a single agent, but the environments have several policies")
     reader = ObservationReader(raw.observation, raw.keep_float64)
     masks = [name for name, path in paths_of(raw.observation).items() if path == reader.mask_path and path]
-    _check_leaves(data.observations, {**reader.recorded, **{name: None for name in masks}})
+    _check_leaves(data.observations, {**reader.recorded, **dict.fromkeys(masks)})
     _check_actions(data.actions, raw.action)
     start = action_start(raw.action)
     actions = torch.as_tensor(np.array(data.actions if start is None else data.actions - start))
@@ -278,8 +278,8 @@ def _check_actions(actions: np.ndarray, space: AnySpace) -> None:
     slack = _ROUNDING * np.maximum(1.0, np.abs(actions)) if is_continuous else 0
     if (wrong := (actions < low - slack) | (actions > high + slack)).any():
         index = tuple(np.argwhere(wrong)[0].tolist())
-        raise ConfigError(f"action {list(index)} of the data set is {actions[index]}, which is not in {space}; clip the "
-                          "actions, or give the environment in which the data set was recorded")
+        raise ConfigError(f"action {list(index)} of the data set is {actions[index]}, which is not in {space}; clip "
+                          "the actions, or give the environment in which the data set was recorded")
 
 
 def _bounds(space: AnySpace) -> tuple[np.ndarray, np.ndarray]:
@@ -348,6 +348,7 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
 
 
 def import_minari() -> ModuleType:
+    """Return the package Minari; raise `ConfigError` if it is missing."""
     return import_extra("minari", "offline", f"a data set whose name does not end in {SUFFIX!r} belongs to Minari and")
 
 

@@ -66,9 +66,11 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
         return policies
     fit = problems_in(check_fit, agent.algo_factory, agent.actor_factory, agent.storage_factory,
                       agent.train_envs_factory.num_envs)
-    return [*fit, *(() if fit else dataset_problems(agent, settings.collection)), *_given_env_problems(agent, settings), *_space_problems(agent), *_sequence_problems(agent, settings),
-            *_kept_problems(agent, settings), *_batch_problems(agent, settings), *_memory_problems(agent, settings),
-            *_inference_problems(agent, settings), *_pickle_problems(agent, settings)]
+    of_data = () if fit else dataset_problems(agent, settings.collection)
+    return [*fit, *of_data, *_given_env_problems(agent, settings), *_space_problems(agent),
+            *_sequence_problems(agent, settings), *_kept_problems(agent, settings), *_batch_problems(agent, settings),
+            *_memory_problems(agent, settings), *_inference_problems(agent, settings),
+            *_pickle_problems(agent, settings)]
 
 
 def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:

@@ -478,7 +478,7 @@ class Scheme(Architectures, Displayed, Stoppable):
 
     @property
     def learns_offline(self) -> bool:
-        """Whether the agent learns from a data set, so that nothing is collected and updates take the place of steps."""
+        """Whether the agent learns from a data set: nothing is collected, and updates take the place of env steps."""
         return dataset_of(self.nested.collection) is not None
 
     def ledger(self) -> MetricsDict:

@@ -6,6 +6,7 @@ the command line are built from the same list of options; see `option_specs`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -341,11 +342,8 @@ def compose_parts(
         preset = presets.for_one_environment(preset)
     elif built and built[0] is not None and built[0].has_own_size:
         preset.pop("num_envs", None)
-    if options.get("dataset") is not None and "start_steps" in specs:
-        preset = presets.without_collection(preset, _num_steps(options["dataset"]))
-        if collected := [name for name in ("num_envs", "num_steps") if options.get(name, 1) != 1]:
-            problems.add([Problem(f"{' and '.join(collected)} would have no effect, because nothing is collected if "
-                                  "there is a dataset", f"leave out {' and '.join(collected)}", tuple(collected))])
+    if "start_steps" in specs:
+        preset = _without_collection(preset, options, problems)
     chosen = {**preset, **options}
     if _has_shards(options):
         defaults = {name: spec.default for name, spec in specs.items()}
@@ -367,12 +365,22 @@ def compose_parts(
     return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
 
 
-def _num_steps(dataset: object) -> int:
-    """Return the number of steps of a data set; if it cannot be read, which the scheme reports, any large number."""
-    try:
-        return len(read_dataset(str(dataset)).rewards)
-    except (CheckpointError, ConfigError):
-        return _MANY
+def _without_collection(
+    preset: dict[str, object], options: Mapping[str, object], problems: Problems,
+) -> dict[str, object]:
+    """Return the preset of a replay algorithm; if there is a data set, without options of collection.
+
+    Options of the user that would have no effect are added to `problems`.
+    """
+    if options.get("dataset") is None:
+        return preset
+    if idle := [name for name in ("num_envs", "num_steps") if options.get(name, 1) != 1]:
+        problems.add([Problem(f"{' and '.join(idle)} would have no effect, because nothing is collected if there is a "
+                              "dataset", f"leave out {' and '.join(idle)}", tuple(idle))])
+    num_steps = _MANY  # if the data set cannot be read, which the scheme reports
+    with contextlib.suppress(CheckpointError, ConfigError):
+        num_steps = len(read_dataset(str(options["dataset"])).rewards)
+    return presets.without_collection(preset, num_steps)
 
 
 def _has_shards(options: Mapping[str, object]) -> bool:

@@ -263,10 +263,6 @@ class OnPolicyActor(Actor):
         """Convert stored actions (E, ...) to the actions that environments receive: clip them to the bounds."""
         return self.distribution.clip(action)
 
-    def from_env(self, action: Tensor) -> Tensor:
-        """Convert actions (N, ...) of an environment, such as those of a data set, to stored actions."""
-        return action
-
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the log-probabilities (...,) of actions `(..., *shape)`, given `dist_params` (..., P) from `act`."""
         return self.distribution.log_prob(dist_params, action, mask)

@@ -52,10 +52,6 @@ class ReplayActor(Actor):
         """Convert stored actions (E, ...) to the actions that environments receive."""
         return action
 
-    def from_env(self, action: Tensor) -> Tensor:
-        """Convert actions (N, ...) of an environment, such as those of a data set, to stored actions."""
-        return action
-
 
 def replay_trunk(
     options: NetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,

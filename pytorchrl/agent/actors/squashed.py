@@ -57,9 +57,10 @@ def squashed_sample(mean: Tensor, log_std: Tensor, generator: NoiseSource | None
 
 
 def squashed_log_prob_of(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Return the log-densities (...,) of given actions (..., D) in [-1, 1], differentiable in mean and log_std (..., D).
+    """Return the log-densities (...,) of given actions in [-1, 1], differentiable in mean and log_std.
 
-    The density of an action at a bound, where u is infinite, is that of an action at a distance of 0.001 from it.
+    All arguments are (..., D). The density of an action at a bound, where u is infinite, is that of an action at a
+    distance of 0.001 from it.
     """
     u = torch.atanh(action.clamp(-_LARGEST, _LARGEST))
     return squashed_log_prob((u - mean) * (-log_std).exp(), u, log_std)

@@ -27,9 +27,9 @@ _OF_VALUES = ("gamma", "polyak", "target_update_interval")
 class BC(ReplayAlgorithm):
     """Behavior cloning: the policy maximizes the probability of the recorded actions, L = -mean log pi(a|o).
 
-    Rewards are not used. Any space of actions is possible. For a Box, the policy is a Gaussian whose standard deviations
-    do not depend on the observation, so its mean minimizes the squared distance to the actions, weighted by the learned
-    variance of each dimension. The value network of the actor does not change; with it, PPO and the other on-policy
+    Rewards are not used. Any space of actions is possible. For a Box, the policy is a Gaussian whose standard
+    deviations do not depend on the observation, so its mean minimizes the squared distance to the actions, weighted by
+    the learned variance of each dimension. The value network of the actor does not change. PPO and the other on-policy
     algorithms can continue from the saved model (option `checkpoint` of the actor).
     """
 

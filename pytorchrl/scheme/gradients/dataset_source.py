@@ -11,14 +11,14 @@ from pytorchrl.agent.dataset import read_dataset, rollout_of
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import algorithms_for, learned_kind
-from pytorchrl.errors import CheckpointError, ConfigError, Problem, StoppedError
+from pytorchrl.errors import CheckpointError, Problem, StoppedError
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch, TrainBatchSource
 from pytorchrl.scheme.options.base import options_of
 from pytorchrl.scheme.options.collection import Collection, DatasetOptions
 from pytorchrl.scheme.transport.messages import Rollout, RolloutHeader
-from pytorchrl.support.problems import problems_of
+from pytorchrl.support.problems import error_of, problems_in
 
 # Batches that are drawn before the learner asks for a train batch again; no option, because it changes nothing.
 _BATCHES = 100
@@ -109,15 +109,16 @@ def dataset_problems(agent: Agent, collection: Collection) -> Iterator[Problem]:
     if algorithm.options.start_steps:
         yield Problem(f"start_steps must be 0 with a dataset, because no steps are collected before the first update, "
                       f"got {algorithm.options.start_steps}", "give start_steps=0", ("dataset", "start_steps"))
+    yield from problems_in(_check_data, dataset, agent)
+
+
+def _check_data(dataset: str, agent: Agent) -> None:
+    """Raise `ConfigError` if a data set cannot be read, does not fit the environments, or is too large for replay."""
     try:
         data = read_dataset(dataset)
-        actor = agent.actor_factory(device="cpu", seed=0)
-        rollout_of(data, agent.train_envs_factory, actor.from_env)
     except CheckpointError as error:
-        yield Problem(str(error), "write data sets with `pytorchrl dataset`", ("dataset",))
-    except ConfigError as error:
-        yield from problems_of(error)
-    else:
-        if (size := agent.storage_factory.options.size) < (number := len(data.rewards)):
-            yield Problem(f"size {size} is less than the {number:,} steps of the dataset",
-                          f"raise size to {number} or more", ("dataset", "size"))
+        raise error_of([Problem(str(error), "write data sets with `pytorchrl dataset`", ("dataset",))]) from error
+    rollout_of(data, agent.train_envs_factory, agent.actor_factory(device="cpu", seed=0).from_env)
+    if (size := agent.storage_factory.options.size) < (number := len(data.rewards)):
+        raise error_of([Problem(f"size {size} is less than the {number:,} steps of the dataset",
+                                f"raise size to {number} or more", ("dataset", "size"))])

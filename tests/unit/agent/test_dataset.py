@@ -95,12 +95,12 @@ def test_nested_observations_masks_and_offsets_are_converted():
     env, rows, finals, actions, lengths = Mixed(), [], [], [], []
     for seed in range(2):
         obs, _ = env.reset(seed=seed)
-        for step in range(8):
+        for _ in range(8):
             rows.append(obs)
             actions.append(5 + int(np.flatnonzero(obs["action_mask"])[0]))
             obs, *_ = env.step(actions[-1])
         finals.append(obs)
-        lengths.append(step + 1)
+        lengths.append(8)
     leaves = ["picture", "body/place", "body/mode", "body/flags", "body/counts", "action_mask"]
 
     def stacked(found):
@@ -201,5 +201,5 @@ def test_other_discrete_actions_are_checked_and_count_from_0(space, wrong):
     assert found.action[:, 0].tolist() == (data.actions - start).tolist()
     assert found.action.dtype == torch.int64
     data.actions[1] = wrong
-    with pytest.raises(ConfigError, match="action \\[1, .* of the data set is"):
+    with pytest.raises(ConfigError, match=r"action \[1, .* of the data set is"):
         rollout_of(data, envs, lambda action: action)

@@ -42,8 +42,8 @@ def test_expectile_loss_of_a_list_of_errors():
 def test_minimizer_of_the_expectile_loss_is_the_expectile(expectile, expected):
     """Check the value V that minimizes the loss of the samples 0, 0, 2 and 6.
 
-    For V in [2, 6], the derivative is 0 where expectile (6 - V) = (1 - expectile) (3 V - 2). For the expectile 0.9, this
-    is 9 (6 - V) = 3 V - 2, so V = 56 / 12.
+    For V in [2, 6], the derivative is 0 where expectile (6 - V) = (1 - expectile) (3 V - 2). For the expectile 0.9,
+    this is 9 (6 - V) = 3 V - 2, so V = 56 / 12.
     """
     samples = torch.tensor([0.0, 0.0, 2.0, 6.0], dtype=torch.float64)
     found = torch.zeros((), dtype=torch.float64, requires_grad=True)

@@ -181,11 +181,11 @@ def test_options_of_collection_are_refused(data):
     for options in ({"num_col_workers": 2}, {"col_execution": "Parallel"}, {"train_batch_size": 8},
                     {"queue_timeout_s": 5.0}, {"microbatch_size": 2}):
         (name,) = options
-        with pytest.raises(ConfigError, match=f"{name} would have no effect, because nothing is collected.*leave out"):
+        with pytest.raises(ConfigError, match=rf"{name} would have no effect, because nothing is collected.*leave out"):
             Scheme(*parts_of(), dataset=data, **options)
-    with pytest.raises(ConfigError, match="dataset=.*: only with col_communication='synchronous'"):
+    with pytest.raises(ConfigError, match=r"dataset=.*: only with col_communication='synchronous'"):
         Scheme(*parts_of(), dataset=data, col_communication=ASYNC)
-    with pytest.raises(ConfigError, match="dataset=.*: only with .* without num_replay_workers"):
+    with pytest.raises(ConfigError, match=r"dataset=.*: only with .* without num_replay_workers"):
         Scheme(*parts_of(), dataset=data, col_communication=ASYNC, num_replay_workers=2)
 
 
