@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.actors import OnPolicyActor, ValueActor
+from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, ValueActor
 from pytorchrl.agent.actors.squashed import squashed_log_prob_of
-from pytorchrl.agent.algorithms import BC, IQL
+from pytorchrl.agent.algorithms import BC, DDPG, IQL, TD3
 from pytorchrl.agent.algorithms.iql import expectile_loss
 from pytorchrl.errors import ConfigError
 from tests.unit.agent.algorithms.test_replay_losses import (
@@ -29,6 +29,7 @@ from tests.unit.agent.algorithms.test_replay_losses import (
     parameters,
     policy,
     q_net,
+    slope,
 )
 
 
@@ -152,6 +153,60 @@ def test_density_of_given_actions_is_that_of_the_policy():
     mean = torch.zeros(2, 1, requires_grad=True)
     squashed_log_prob_of(torch.tensor([[1.0], [-1.0]]), mean, torch.zeros(2, 1)).sum().backward()
     torch.testing.assert_close(mean.grad, torch.atanh(torch.tensor([[0.999], [-0.999]])))
+
+
+# TD3+BC
+
+
+@pytest.mark.parametrize("bc_alpha", [2.5, 0.3])
+@pytest.mark.parametrize("cls", [TD3, DDPG])
+def test_policy_stays_close_to_the_data(cls, bc_alpha):
+    """Check the loss sample by sample; the scale of Q has no gradient, so it is computed once."""
+    algorithm = make(cls, OffPolicyActor, BOX, {"policy": "deterministic"}, bc_alpha=bc_alpha)
+    batch = make_batch(False)
+    obs, action, params = double(batch.obs["obs"]), double(batch.action), parameters(algorithm)
+    values = critics(params["q"], obs, np.tanh(policy(params["pi"], obs)))[0]
+    scale = bc_alpha / (sum(abs(value) for value in values) / SAMPLES)
+
+    def loss(pi):
+        chosen, total = np.tanh(policy(pi, obs)), 0.0
+        found = critics(params["q"], obs, chosen)[0]
+        for i in range(SAMPLES):
+            distance = sum((chosen[i, k] - action[i, k]) ** 2 for k in range(2)) / 2
+            total += distance - scale * found[i]
+        return total / SAMPLES
+
+    gradients, info = algorithm.compute_gradients(batch)
+    assert info["loss_pi"] == pytest.approx(loss(params["pi"]), rel=1e-5)
+    gradient = dict(zip(algorithm.groups, gradients, strict=True))["pi"].double().numpy()
+    vector, rng = algorithm.groups["pi"], np.random.default_rng(1)
+    own = {name: double(value) for name, value in vector.split(vector.data).items()}
+    for _ in range(3):
+        direction = {name: rng.normal(size=value.shape) for name, value in own.items()}
+        flat = np.concatenate([value.reshape(-1) for value in direction.values()])
+        assert slope(loss, own, direction) == pytest.approx(float(gradient @ flat), rel=1e-4)
+
+
+def test_scale_of_the_values_does_not_change_the_policy():
+    """Check that the gradient of the policy is the same if all values are 1000 times as large."""
+    gradients = []
+    for factor in (1.0, 1000.0):
+        algorithm = make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, bc_alpha=2.5)
+        with torch.no_grad():
+            for parameter in algorithm.actor.critics[0].head.parameters():
+                parameter.mul_(factor)
+        gradients.append(algorithm.compute_gradients(make_batch(False))[0][list(algorithm.groups).index("pi")].clone())
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+
+
+def test_values_of_zero_leave_the_imitation():
+    algorithm = make(TD3, OffPolicyActor, BOX, {"policy": "deterministic"}, bc_alpha=2.5)
+    with torch.no_grad():
+        for parameter in algorithm.actor.critics[0].head.parameters():
+            parameter.zero_()
+    gradients, info = algorithm.compute_gradients(make_batch(False))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    assert info["loss_pi"] > 0
 
 
 # Behavior cloning
