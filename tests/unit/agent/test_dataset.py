@@ -87,7 +87,10 @@ def test_transitions_of_a_data_set_are_those_of_its_steps(n_step, storage):
         np.testing.assert_array_equal(batch.next_obs["obs"][i], following[last].astype(np.float32))
         assert float(batch.ret[i]) == pytest.approx(ret, rel=1e-6)
         assert float(batch.discount[i]) == pytest.approx(0.0 if data.terminations[last] else discount)
-    np.testing.assert_allclose(storage_of(envs).actor.to_env(batch.action), data.actions, atol=1e-6)
+    actor = storage_of(envs).actor
+    np.testing.assert_allclose(actor.to_env(batch.action), data.actions, atol=1e-6)
+    rollout = rollout_of(data, envs, actor.from_env)
+    assert not bool((rollout.terminated & rollout.truncated).any())
 
 
 def test_nested_observations_masks_and_offsets_are_converted():
