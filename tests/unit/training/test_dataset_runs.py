@@ -74,6 +74,15 @@ def test_replay_algorithms_learn_from_a_data_set_without_warnings(algorithm, opt
     assert [str(warning.message) for warning in recwarn] == []
 
 
+def test_a_loaded_policy_normalizes_with_the_moments_of_the_data_set(pendulum, tmp_path):
+    agent = prl.train("td3_bc", "Pendulum-v1", dataset=pendulum, target_steps=4, log_dir=tmp_path / "run", **TINY)
+    loaded, obs = prl.load(tmp_path / "run"), read_dataset(pendulum).observations["obs"]
+    mean, m2 = (loaded.acting_state[f"obs_moments.0.{name}"].numpy() for name in ("mean", "m2"))
+    np.testing.assert_allclose(mean, obs.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(m2 / len(obs), obs.astype(np.float64).var(0), rtol=1e-5)
+    assert loaded.evaluate(2, seed=1).returns == agent.evaluate(2, seed=1).returns
+
+
 @pytest.mark.parametrize("algorithm", ["bc", "iql", "dqn", "sac"])
 def test_algorithms_of_discrete_actions_learn_from_a_data_set(algorithm, cartpole):
     agent = prl.train(algorithm, "CartPole-v1", dataset=cartpole, target_steps=6, mini_batch_size=16, **TINY)
