@@ -343,7 +343,7 @@ def compose_parts(
     elif built and built[0] is not None and built[0].has_own_size:
         preset.pop("num_envs", None)
     if "start_steps" in specs:
-        preset = _without_collection(preset, options, problems)
+        preset = _without_collection(registration, preset, options, problems)
     chosen = {**preset, **options}
     if _has_shards(options):
         defaults = {name: spec.default for name, spec in specs.items()}
@@ -366,14 +366,15 @@ def compose_parts(
 
 
 def _without_collection(
-    preset: dict[str, object], options: Mapping[str, object], problems: Problems,
+    registration: Registration, preset: dict[str, object], options: Mapping[str, object], problems: Problems,
 ) -> dict[str, object]:
     """Return the preset of a replay algorithm; if there is a data set, without options of collection.
 
     Options of the user that would have no effect are added to `problems`.
     """
     if options.get("dataset") is None:
-        return preset
+        needs_data = getattr(registration.algorithm, "needs_dataset", False)
+        return {"replay_size": _MANY, **preset} if needs_data else preset  # the scheme refuses the missing data set
     if idle := [name for name in ("num_envs", "num_steps") if options.get(name, 1) != 1]:
         problems.add([Problem(f"{' and '.join(idle)} would have no effect, because nothing is collected if there is a "
                               "dataset", f"leave out {' and '.join(idle)}", tuple(idle))])

@@ -165,10 +165,8 @@ def _of_kind(algorithm: str, suite: str, kind: str, without: Sequence[str] = (),
 
 
 # These algorithms learn from data sets, so `target_steps` is a number of updates. A data set replaces `replay_size`.
-_OFFLINE = {"replay_size": 100_000, "target_steps": 100_000}
-_presets |= {("bc", "classic"): {**_OFFLINE, "lr": 1e-3, "target_steps": 5000},
-             ("iql", "classic"): {**_OFFLINE, "hidden_sizes": (64, 64), "gamma": 0.98, "target_steps": 20_000}}
-_presets |= {(name, kind): _OFFLINE for name in ("bc", "iql") for kind in KINDS}
+_presets |= {("bc", "classic"): {"replay_size": 50_000, "lr": 1e-3, "target_steps": 5000},
+             ("iql", "classic"): {**_CONTINUOUS["classic"], "lr_q": 1e-3, "lr_v": 1e-3, "lr_pi": 1e-3}}
 _presets |= {
     # 10 epochs, as for continuous actions, and a minibatch for each environment. With the 4 epochs of 4 minibatches
     # that suit millions of steps, a run of 200,000 steps would make only 3,000 updates. The learning rate is that of
