@@ -14,8 +14,8 @@ __version__ = "0.2.0.dev0"
 """The version of the library."""
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor, ValueActor
-    from pytorchrl.agent.algorithms import A2C, APPO, BC, DDPG, DQN, IMPALA, IQL, PPO, R2D2, SAC, TD3
+    from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
+    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3
     from pytorchrl.agent.env import VecEnv
     from pytorchrl.agent.multi import MultiAgentVecEnv, multi_agent
     from pytorchrl.agent.options import Factory
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pytorchrl.training.training import TrainedAgent, load, train
 
 _HOMES = {
-    "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor", "ValueActor"),
-    "pytorchrl.agent.algorithms": ("A2C", "APPO", "BC", "DDPG", "DQN", "IMPALA", "IQL", "PPO", "R2D2", "SAC", "TD3"),
+    "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
+    "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
     "pytorchrl.agent.multi": ("MultiAgentVecEnv", "multi_agent"),
     "pytorchrl.agent.options": ("Factory",),
@@ -54,11 +54,11 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _DEPRECATED: dict[str, tuple[str, str]] = {}
 
 __all__ = [  # noqa: RUF022 - names are sorted without regard to case, as readers look them up
-    "__version__", "A2C", "APPO", "ASYNC", "BC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential",
-    "Factory", "GAEBuffer", "IMPALA", "IQL", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv",
-    "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2",
-    "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train",
-    "TrainedAgent", "ValueActor", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
+    "GAEBuffer", "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor",
+    "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer",
+    "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent",
+    "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 

@@ -170,7 +170,11 @@ def read_dataset(path: str | os.PathLike[str]) -> Dataset:
 
 
 def is_file(name: str) -> bool:
-    """Return whether the name of a data set is a path; otherwise, the name is the id of a data set of Minari."""
+    """Return whether the name of a data set is a path; otherwise, the name is the id of a data set of Minari.
+
+    Raises:
+        ConfigError: The name has another suffix.
+    """
     suffix = os.path.splitext(name)[1]
     if suffix not in ("", SUFFIX):
         raise ConfigError(f"path must be a file with the suffix {SUFFIX!r}, or, without a suffix, the id of a data "
@@ -353,7 +357,11 @@ def import_minari() -> ModuleType:
 
 
 def minari_path(dataset_id: str) -> Path:
-    """Return the directory in which Minari stores a data set, even if the data set does not exist."""
+    """Return the directory in which Minari stores a data set, even if the data set does not exist.
+
+    Raises:
+        ConfigError: The id is not valid, or Minari is missing.
+    """
     minari = import_minari()
     try:
         minari.dataset.minari_dataset.parse_dataset_id(dataset_id)

@@ -151,7 +151,7 @@ def _show(learner: Learner, given: argparse.Namespace) -> None:
         show(to_json(summary))
         return
     returns, steps, target = summary["return_mean"], summary["env_steps"], learner.target_steps
-    collected = "" if unit_of_steps(summary) == "updates" else (
+    collected = "" if unit_of_steps(summary["scheme"]) == "updates" else (
         f"{steps:,} env steps{f' (target {target:,})' if steps > target else ''}, ")
     show(f"{collected}{summary['updates']:,} updates in "
          f"{summary['seconds']:.1f} s ({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")

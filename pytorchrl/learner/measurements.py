@@ -193,9 +193,9 @@ class Measurements:
         }
 
 
-def unit_of_steps(summary: MetricsDict) -> str:
-    """Return what the number `env_steps` of a run's summary counts: "env steps" or, with a data set, "updates"."""
-    return "env steps" if summary["scheme"].get("dataset") is None else "updates"
+def unit_of_steps(settings: Mapping[str, object]) -> str:
+    """Return what `env_steps` of a run with these settings counts: "env steps" or, with a data set, "updates"."""
+    return "env steps" if settings.get("dataset") is None else "updates"
 
 
 class Target:

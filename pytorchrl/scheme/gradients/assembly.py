@@ -101,8 +101,7 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
             compress_weights_to_send=recipe.compress_weights_to_send if collection.is_parallel else False,
             inference=col_workers.inference,
             supervisor=Supervisor(remote, col_workers.replace, col_runtime, recipe.supervision, seed=index_worker)))
-    strategy = collector.strategy
-    if col_workers.is_parallel and isinstance(strategy, RemoteStrategy):
+    if col_workers.is_parallel and isinstance(strategy := collector.strategy, RemoteStrategy):
         collector.resizing = Resizing(col_workers, strategy, collector.supervisor,
                                       lambda number: plan_passes(collection, worker, number))
     batches: TrainBatchSource
@@ -118,17 +117,17 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
                               step)
     staging, loader = _staging(worker, batches, samples, plan, runtime)
     options = options_of(GWorkerOptions, collection)
-    keep = options.keep_bad_batches
     source = BatchSource(
         worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
         # With priorities, no batch is drawn ahead, because a draw depends on the TD errors of the previous batch.
         staging=staging, draws_ahead=worker.storage.provides.is_kept and not worker.storage.has_priorities)
     if options.check_data == "always":
         source.check = DataCheck(worker.storage)
-    bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
+    keep = None if options.keep_bad_batches is None else os.fspath(options.keep_bad_batches)
     return GWorkerParts(
         ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,
-        gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group, bad_batches, point))
+        gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group,
+                                   BadBatches(keep, index_worker, worker.algo), point))
 
 
 def _staging(worker: CWorker, batches: TrainBatchSource, samples: SampleQueue, plan: BatchPlan,

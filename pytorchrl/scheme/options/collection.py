@@ -260,7 +260,11 @@ class CollectionPattern(Options):
 
 
 def check_dataset(value: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a file or directory with data sets; return the id of a data set of Minari itself."""
+    """Return the absolute path of a file or directory with data sets; return the id of a data set of Minari itself.
+
+    Raises:
+        ConfigError: The name is empty, or has another suffix than that of data sets.
+    """
     name = os.path.expanduser(os.fspath(value))
     if not isinstance(name, str) or not name:
         raise ConfigError(f"dataset must be a file *{SUFFIX}, a directory of such files, or the id of a data set of "

@@ -8,9 +8,7 @@ import pytest
 
 from pytorchrl import (
     ASYNC,
-    BC,
     DQN,
-    IQL,
     PPO,
     SAC,
     GAEBuffer,
@@ -21,10 +19,11 @@ from pytorchrl import (
     QActor,
     ReplayBuffer,
     Scheme,
-    ValueActor,
     VecEnv,
     linear,
 )
+from pytorchrl.agent.actors import ValueActor
+from pytorchrl.agent.algorithms import BC, IQL
 from pytorchrl.errors import ConfigError
 from pytorchrl.play.dataset import _write_npz
 from tests.unit.agent.test_dataset import Reach, make_data
