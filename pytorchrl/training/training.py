@@ -327,7 +327,7 @@ class TrainedAgent(Displayed):
                 ("options", items_of({name: value for name, value in given.options.items()
                                       if name not in ("seed", "log_dir")}))]),
             ("seed", [str(self.seed)]),
-            ("trained", [f"{summary['env_steps']:,} {unit_of_steps(summary["scheme"])} in {summary['seconds']:.1f} s"]
+            ("trained", [f"{summary['env_steps']:,} {unit_of_steps(summary['scheme'])} in {summary['seconds']:.1f} s"]
              if summary else []),
             ("return", [] if self.return_mean is None else [
                 f"{figure(self.return_mean)} (mean of the last {summary['return_episodes']} training episodes)"]),
