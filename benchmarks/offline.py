@@ -6,7 +6,7 @@
 The library makes the data itself, once per call: the demonstrator is PPO on CartPole-v1, and SAC on Pendulum-v1.
 
 - cartpole, pendulum: 20 episodes of the demonstrator, from which behavior cloning learns.
-- mixed: 50 episodes of the demonstrator, and 50 episodes of uniformly random actions, of Pendulum-v1.
+- mixed: 50 episodes of the demonstrator, and 50 episodes of sampled actions of an untrained policy, of Pendulum-v1.
 
 One line of JSON is printed per run: the mean return of the data set, of the demonstrator's episodes, and of 20 episodes
 of the trained policy. `--table` prints a table of stored lines. A call with all defaults takes 15 minutes of one core.
@@ -19,6 +19,7 @@ import json
 import statistics
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 from results import origin
@@ -44,9 +45,9 @@ def record(task: str, folder: Path, seed: int) -> float:
     env, expert = TASKS[task][0], demonstrator_of(TASKS[task][0], seed)
     data = record_dataset(expert, folder / "expert.npz", seed=seed,
                           num_episodes=NUM_MIXED if task == "mixed" else NUM_EPISODES)
-    if task == "mixed":  # an untrained SAC with start_steps acts uniformly
+    if task == "mixed":
         untrained = prl.train("sac", env, target_steps=0, seed=seed, progress=False)
-        record_dataset(untrained, folder / "random.npz", num_episodes=NUM_MIXED, deterministic=False, seed=seed)
+        record_dataset(untrained, folder / "untrained.npz", num_episodes=NUM_MIXED, deterministic=False, seed=seed)
     return float(data.returns.mean())
 
 
@@ -89,8 +90,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             demonstrator = record(task, folder, args.data_seed)
-            for algorithm in TASKS[task][1]:
-                for seed in args.seeds if algorithm in args.algorithms else ():
+            for seed, algorithm in product(args.seeds, TASKS[task][1]):
+                if algorithm in args.algorithms:
                     result = run(task, algorithm, folder, seed)
                     print(json.dumps({**origin(), "demonstrator": demonstrator, **result}), flush=True)
 

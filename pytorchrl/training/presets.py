@@ -303,12 +303,13 @@ def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) ->
 
 def without_collection(preset: Mapping[str, object], num_steps: int) -> dict[str, object]:
     """Return a preset of a replay algorithm for a data set of `num_steps` steps, in place of collection."""
-    return {**without_pace(preset), "num_envs": 1, "num_steps": 1, "start_steps": 0, "replay_size": num_steps}
+    return {**without_pace(preset), "num_envs": 1, "num_steps": 1, "replay_size": num_steps}
 
 
 def without_pace(options: Mapping[str, object]) -> dict[str, object]:
-    """Return options without the numbers of updates for each collected step."""
-    return {name: value for name, value in options.items() if name not in ("update_every", "num_updates")}
+    """Return options without those that relate updates to collected steps."""
+    return {name: value for name, value in options.items()
+            if name not in ("start_steps", "update_every", "num_updates")}
 
 
 def for_one_environment(preset: Mapping[str, object]) -> dict[str, object]:

@@ -38,7 +38,6 @@ class BC(ReplayAlgorithm):
         """Options of `BC`."""
 
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
-        start_steps: int = option(0, help="Must be 0, because nothing is collected.", low=0, high=0)
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse options of algorithms that learn values."""
@@ -56,7 +55,8 @@ class BC(ReplayAlgorithm):
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
         """Return a message if the storage sums rewards, which are not used."""
-        if (n_step := getattr(agent.storage, "n_step", 1)) != 1:
+        n_step = getattr(agent.storage, "n_step", ReplayBuffer.Options.n_step)
+        if n_step != ReplayBuffer.Options.n_step:
             return f"n_step={n_step} would have no effect, because {cls.__name__} uses no rewards; leave n_step out"
         return super().contradiction(agent)
 

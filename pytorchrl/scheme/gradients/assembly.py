@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -90,8 +91,7 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
         worker, col_runtime, ledger, closing, options_of(SampleQueueOptions, collection),
         plan.train_batch_size if isinstance(collection, OnArrival.Options) else None,
         lambda: in_flight * max(1, len(remote)))
-    destination: Destination = samples
-    shards = None
+    destination, shards = cast("Destination", samples), None
     if replay_workers is not None:
         shards = make_shards(replay_workers, ledger, worker, collection, recipe.supervision)
         destination = ReplayDestination(shards, runtime, closing)
@@ -124,10 +124,10 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
     if options.check_data == "always":
         source.check = DataCheck(worker.storage)
     keep = None if options.keep_bad_batches is None else os.fspath(options.keep_bad_batches)
+    bad_batches = BadBatches(keep, index_worker, worker.algo)
     return GWorkerParts(
         ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,
-        gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group,
-                                   BadBatches(keep, index_worker, worker.algo), point))
+        gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group, bad_batches, point))
 
 
 def _staging(worker: CWorker, batches: TrainBatchSource, samples: SampleQueue, plan: BatchPlan,

@@ -22,8 +22,8 @@ from pytorchrl.support.problems import error_of, problems_in
 
 # Batches that are drawn before the learner asks for a train batch again; no option, because it changes nothing.
 _BATCHES = 100
-# Options of replay algorithms that set the pace of updates by the number of collected steps.
-_PACE = ("update_every", "num_updates")
+# Options of replay algorithms that relate updates to collected steps.
+_PACE = ("start_steps", "update_every", "num_updates")
 
 
 def dataset_of(collection: Collection) -> str | None:
@@ -106,9 +106,6 @@ def dataset_problems(agent: Agent, collection: Collection) -> Iterator[Problem]:
     if changed:
         yield Problem(f"{', '.join(changed)} would have no effect, because nothing is collected if there is a dataset",
                       f"leave out {', '.join(changed)}, or dataset", ("dataset", *changed))
-    if algorithm.options.start_steps:
-        yield Problem(f"start_steps must be 0 with a dataset, because no steps are collected before the first update, "
-                      f"got {algorithm.options.start_steps}", "give start_steps=0", ("dataset", "start_steps"))
     yield from problems_in(_check_data, dataset, agent)
 
 

@@ -59,7 +59,7 @@ def discrete(tmp_path):
 def parts_of(algorithm=SAC, actor_class=OffPolicyActor, env=Reach, storage=None, actor=None, **options):
     envs = VecEnv.create_factory(env, vec_env_size=2)
     actor = actor_class.create_factory(envs.observation_space, envs.action_space, **SMALL, **(actor or {}))
-    algorithm = algorithm.create_factory(**{"start_steps": 0, "mini_batch_size": 4, **options})
+    algorithm = algorithm.create_factory(**{"mini_batch_size": 4, **options})
     return algorithm, actor, storage or ReplayBuffer.create_factory(20, rollout_size=4), envs, envs
 
 
@@ -189,7 +189,7 @@ def test_options_of_collection_are_refused(data):
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"start_steps": 10}, "start_steps must be 0 with a dataset.*got 10; give start_steps=0"),
+    ({"start_steps": 10}, "start_steps would have no effect, because nothing is collected"),
     ({"update_every": 7}, "update_every would have no effect, because nothing is collected"),
     ({"num_updates": 7}, "num_updates would have no effect"),
     ({"storage": ReplayBuffer.create_factory(14, rollout_size=4)},
