@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from pytorchrl.agent.actors import OffPolicyActor, QActor
-from pytorchrl.agent.algorithms import DQN, R2D2, SAC, TD3, compiled
+from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor, ValueActor
+from pytorchrl.agent.algorithms import BC, DQN, IQL, R2D2, SAC, TD3, compiled
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
@@ -25,6 +25,7 @@ CASES = {
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
     "small sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": ()}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
+    "iql": (IQL, ValueActor, BOX, {"normalize_obs": True}, False), "bc": (BC, OnPolicyActor, BOX, {}, False),
 }
 
 
