@@ -28,6 +28,7 @@ from pytorchrl.envs.suites import suite_of
 from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.learner.learner import Learner
+from pytorchrl.learner.measurements import unit_of_steps
 from pytorchrl.learner.reporting import by_policy, to_json
 from pytorchrl.support.code import Code, Trust, is_reference, make_importable, may_import
 from pytorchrl.support.problems import problems_in
@@ -150,7 +151,9 @@ def _show(learner: Learner, given: argparse.Namespace) -> None:
         show(to_json(summary))
         return
     returns, steps, target = summary["return_mean"], summary["env_steps"], learner.target_steps
-    show(f"{steps:,} env steps{f' (target {target:,})' if steps > target else ''}, {summary['updates']:,} updates in "
+    collected = "" if unit_of_steps(summary["scheme"]) == "updates" else (
+        f"{steps:,} env steps{f' (target {target:,})' if steps > target else ''}, ")
+    show(f"{collected}{summary['updates']:,} updates in "
          f"{summary['seconds']:.1f} s ({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
     if returns is not None:
         show(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}"

@@ -35,8 +35,8 @@ class Measurements:
         target: Condition for the end of the run.
 
     Attributes:
-        env_steps: Env steps that have reached the learner: all collected steps except those in flight or queued.
-            `count` updates this number.
+        env_steps: Env steps that have reached the learner: all collected steps except those in flight or queued; with
+            a data set, the number of updates. `count` updates this number.
         ledger: The scheme's ledger (counts of env steps), which `count` updates, too.
         ended_at: Time of the last update, by `time.perf_counter`.
     """
@@ -69,6 +69,8 @@ class Measurements:
         """Update `ledger` and `env_steps` from the scheme."""
         self.ledger = self._scheme.ledger()
         self.env_steps = self.ledger["collected"] - self.ledger["in_flight"] - self.ledger["queued"]
+        if self._scheme.learns_offline:
+            self.env_steps = self._scheme.version
         self._target.count(self.ledger["collected"])
 
     def add(self, info: Mapping[str, float], now: float) -> None:
@@ -191,6 +193,11 @@ class Measurements:
         }
 
 
+def unit_of_steps(settings: Mapping[str, object]) -> str:
+    """Return what `env_steps` of a run with these settings counts: "env steps" or, with a data set, "updates"."""
+    return "env steps" if settings.get("dataset") is None else "updates"
+
+
 class Target:
     """Condition for the end of a run: `env_steps` env steps have reached the learner.
 
@@ -204,7 +211,8 @@ class Target:
     def __init__(self, scheme: Scheme, env_steps: int) -> None:
         self.env_steps = env_steps
         settings = scheme.settings
-        self.takes_turns: bool = settings["col_communication"] == settings["grad_communication"] == "synchronous"
+        self.takes_turns: bool = not scheme.learns_offline and (
+            settings["col_communication"] == settings["grad_communication"] == "synchronous")
         self._passes = _passes_of(scheme)
         self._last_collected: float = float("inf")
 

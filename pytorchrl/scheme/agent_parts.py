@@ -24,6 +24,7 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.goals import goal_problems
 from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
 from pytorchrl.scheme.devices import CPU
+from pytorchrl.scheme.gradients.dataset_source import dataset_problems
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.replay import SPLITS_SEQUENCES
@@ -66,10 +67,11 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
         return policies
     fit = problems_in(check_fit, agent.algo_factory, agent.actor_factory, agent.storage_factory,
                       agent.train_envs_factory.num_envs)
-    return [*fit, *_given_env_problems(agent, settings), *_space_problems(agent), *_sequence_problems(agent, settings),
-            *_kept_problems(agent, settings), *_batch_problems(agent, settings), *_memory_problems(agent, settings),
-            *_inference_problems(agent, settings), *_pickle_problems(agent, settings),
-            *goal_problems(agent.storage_factory, agent.train_envs_factory)]
+    of_data = () if fit else dataset_problems(agent, settings.collection)
+    return [*fit, *of_data, *_given_env_problems(agent, settings), *_space_problems(agent),
+            *_sequence_problems(agent, settings), *_kept_problems(agent, settings), *_batch_problems(agent, settings),
+            *_memory_problems(agent, settings), *_inference_problems(agent, settings),
+            *_pickle_problems(agent, settings), *goal_problems(agent.storage_factory, agent.train_envs_factory)]
 
 
 def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:

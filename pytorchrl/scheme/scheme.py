@@ -28,6 +28,7 @@ from pytorchrl.scheme.check import check, warnings_of
 from pytorchrl.scheme.choices import apply_choices, decide_choices
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
 from pytorchrl.scheme.elastic import CHECKPOINT_FORMAT, check_resume, resize
+from pytorchrl.scheme.gradients.dataset_source import dataset_of
 from pytorchrl.scheme.gradients.defaults import resolve_defaults
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -472,8 +473,15 @@ class Scheme(Architectures, Displayed, Stoppable):
 
     @property
     def env_steps(self) -> int:
-        """Number of env steps collected, as of the last messages from the workers."""
+        """Number of env steps collected, as of the last messages; with a data set, the number of updates made."""
+        if self.learns_offline:
+            return self.version
         return 0 if self._worker is None else self._worker.statistics.tree_ledger.collected
+
+    @property
+    def learns_offline(self) -> bool:
+        """Whether the agent learns from a data set: nothing is collected, and updates take the place of env steps."""
+        return dataset_of(self.nested.collection) is not None
 
     def ledger(self) -> MetricsDict:
         """Return consistent counts of the env steps that are in flight, queued, consumed etc.; see `LedgerSnapshot`."""

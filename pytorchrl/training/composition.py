@@ -6,6 +6,7 @@ the command line are built from the same list of options; see `option_specs`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -20,6 +21,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.dataset import read_dataset
 from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.single import GivenEnv, is_vector
@@ -36,7 +38,7 @@ from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.callbacks.base import Callback
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import VEC_ENV_SIZE
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError, Problem
 from pytorchrl.learner.learner import Learner
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 _EVALUATION_ENVS = 8
+_MANY = 1_000_000
 _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
 _POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
@@ -233,7 +236,9 @@ def with_code(
         ConfigError: Code must not or cannot be imported, or is of the wrong kind; the message names the option.
     """
     registration = registration_of(algorithm)
-    specs, found = _specs_of(registration), {**registration.options, **options}
+    specs, found = _specs_of(registration), {
+        **(registration.options if options.get("dataset") is None else presets.without_pace(registration.options)),
+        **options}
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
             if name in specs and specs[name].choices:
@@ -337,6 +342,8 @@ def compose_parts(
         preset = presets.for_one_environment(preset)
     elif built and built[0] is not None and built[0].has_own_size:
         preset.pop("num_envs", None)
+    if "start_steps" in specs:
+        preset = _without_collection(registration, preset, options, problems)
     chosen = {**preset, **options}
     if _has_shards(options):
         defaults = {name: spec.default for name, spec in specs.items()}
@@ -356,6 +363,25 @@ def compose_parts(
     problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
     problems.ignore(own)
     return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
+
+
+def _without_collection(
+    registration: Registration, preset: dict[str, object], options: Mapping[str, object], problems: Problems,
+) -> dict[str, object]:
+    """Return the preset of a replay algorithm; if there is a data set, without options of collection.
+
+    Options of the user that would have no effect are added to `problems`.
+    """
+    if options.get("dataset") is None:
+        needs_data = getattr(registration.algorithm, "needs_dataset", False)
+        return {"replay_size": _MANY, **preset} if needs_data else preset  # the scheme refuses the missing data set
+    if idle := [name for name in ("num_envs", "num_steps") if options.get(name, 1) != 1]:
+        problems.add([Problem(f"{' and '.join(idle)} would have no effect, because nothing is collected if there is a "
+                              "dataset", f"leave out {' and '.join(idle)}", tuple(idle))])
+    num_steps = _MANY  # if the data set cannot be read, which the scheme reports
+    with contextlib.suppress(CheckpointError, ConfigError):
+        num_steps = len(read_dataset(str(options["dataset"])).rewards)
+    return presets.without_collection(preset, num_steps)
 
 
 def _has_shards(options: Mapping[str, object]) -> bool:

@@ -179,6 +179,9 @@ def _of_kind(algorithm: str, suite: str, kind: str, without: Sequence[str] = (),
     _presets[algorithm, kind] = {**found, "target_steps": _STEPS_OF_KIND[kind], **own}
 
 
+# These algorithms learn from data sets, so `target_steps` is a number of updates. A data set replaces `replay_size`.
+_presets |= {("bc", "classic"): {"replay_size": 50_000, "lr": 1e-3, "target_steps": 5000},
+             ("iql", "classic"): {**_CONTINUOUS["classic"], "lr_q": 1e-3, "lr_v": 1e-3, "lr_pi": 1e-3}}
 _presets |= {
     # 10 epochs, as for continuous actions, and a minibatch for each environment. With the 4 epochs of 4 minibatches
     # that suit millions of steps, a run of 200,000 steps would make only 3,000 updates. The learning rate is that of
@@ -315,6 +318,17 @@ def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) ->
     largest = given.get("max_replay_ratio", 2 * ratio)
     return {"min_replay_ratio": min(ratio, largest) if isinstance(largest, int | float) else ratio,
             "max_replay_ratio": largest}
+
+
+def without_collection(preset: Mapping[str, object], num_steps: int) -> dict[str, object]:
+    """Return a preset of a replay algorithm for a data set of `num_steps` steps, in place of collection."""
+    return {**without_pace(preset), "num_envs": 1, "num_steps": 1, "replay_size": num_steps}
+
+
+def without_pace(options: Mapping[str, object]) -> dict[str, object]:
+    """Return options without those that relate updates to collected steps."""
+    return {name: value for name, value in options.items()
+            if name not in ("start_steps", "update_every", "num_updates")}
 
 
 def for_one_environment(preset: Mapping[str, object]) -> dict[str, object]:

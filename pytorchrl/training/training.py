@@ -38,6 +38,7 @@ from pytorchrl.files.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, 
 from pytorchrl.files.tensors import MODEL_FORMAT, acting_tensors_of, check_finite, read_sealed, save
 from pytorchrl.learner.checkpoints import RunState, newest_checkpoint, write_checkpoint
 from pytorchrl.learner.learner import Learner
+from pytorchrl.learner.measurements import unit_of_steps
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.check import keyword_problems
@@ -123,7 +124,8 @@ def _title(registration: Registration, env: EnvSource, composition: Composition)
              for value in [options.get(rate, specs[rate].default)]]
     kind = f" ({presets.KINDS[name]})" if name in presets.KINDS else ""
     preset = f"preset {name!r}{kind}" if name else "no preset"
-    steps = f"{composition.learner['target_steps']:,} env steps"
+    data = composition.scheme.get("dataset")
+    steps = f"{composition.learner['target_steps']:,} {'env steps' if data is None else f'updates from {data}'}"
     shown = str(env) if isinstance(env, Code) else _name_of(env)
     return f"{registration.label} on {shown}: {', '.join([steps, preset, *rates])}"
 
@@ -325,7 +327,8 @@ class TrainedAgent(Displayed):
                 ("options", items_of({name: value for name, value in given.options.items()
                                       if name not in ("seed", "log_dir")}))]),
             ("seed", [str(self.seed)]),
-            ("trained", [f"{summary['env_steps']:,} env steps in {summary['seconds']:.1f} s"] if summary else []),
+            ("trained", [f"{summary['env_steps']:,} {unit_of_steps(summary['scheme'])} in {summary['seconds']:.1f} s"]
+             if summary else []),
             ("return", [] if self.return_mean is None else [
                 f"{figure(self.return_mean)} (mean of the last {summary['return_episodes']} training episodes)"]),
             ("by policy", [f"{policy} {figure(mean)}" for policy, mean in of_policies.items()]),

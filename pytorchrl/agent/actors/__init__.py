@@ -7,11 +7,12 @@ from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.q_actor import QActor
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
+from pytorchrl.agent.actors.value_actor import ValueActor
 from pytorchrl.support.work import Work
 
 __all__ = [
     "CNN", "MLP", "Actor", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OffPolicyActor", "OnPolicyActor", "QActor",
-    "Simba",
+    "Simba", "ValueActor",
 ]
 
 WORK = Work("network")

@@ -172,6 +172,10 @@ class Actor(Part, nn.Module, ABC):
         """Return the networks that act, by parameter group; by default, the whole actor as group `all`."""
         return {"all": self}
 
+    def from_env(self, action: Tensor) -> Tensor:
+        """Convert actions (N, ...) of an environment, such as those of a data set, to stored actions."""
+        return action
+
     def initial_states(self, num_envs: int) -> Obs:
         """Return the memory of each network at the start of an episode, by the name of the network.
 

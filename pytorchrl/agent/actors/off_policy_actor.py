@@ -211,6 +211,15 @@ class OffPolicyActor(ReplayActor):
         scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
         return torch.clamp(scaled, self.low, self.high)  # rounding may move an action out of bounds
 
+    @override
+    def from_env(self, action: Tensor) -> Tensor:
+        """Return stored actions (N, ...) for actions of an environment; actions of a Box are scaled to [-1, 1]."""
+        if self.is_discrete:
+            return action
+        low, high = self.low.to(action.device), self.high.to(action.device)
+        scaled = 2 * (action - low) / (high - low) - 1
+        return torch.where(high > low, scaled, 0.0).clamp(-1.0, 1.0)
+
     def act(
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
         generator: torch.Generator | None = None,

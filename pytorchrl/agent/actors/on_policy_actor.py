@@ -255,6 +255,14 @@ class OnPolicyActor(Actor):
         if not overrides(self, OnPolicyActor, "build_networks", "act", "policy_features"):
             self.value, self.value_head = None, nn.Identity()
 
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the whole actor as the parameter group `all`; algorithms that learn from replay call this method."""
+        return self.acting_networks()
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """Convert stored actions (E, ...) to the actions that environments receive: clip them to the bounds."""
+        return self.distribution.clip(action)
+
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the log-probabilities (...,) of actions `(..., *shape)`, given `dist_params` (..., P) from `act`."""
         return self.distribution.log_prob(dist_params, action, mask)

@@ -19,6 +19,8 @@ LOG_STD_CLIP = (-20.0, 2.0)
 """Bounds of log standard deviations with the method "clip"."""
 
 _TANH = (-5.0, 2.0)
+_LARGEST = 0.999
+"""Largest magnitude of a given action for which the density is computed; a learned mean stays within atanh(0.999)."""
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -52,3 +54,13 @@ def squashed_sample(mean: Tensor, log_std: Tensor, generator: NoiseSource | None
     """Draw actions (..., D); return them and their log-densities (...,), both differentiable in mean and log_std."""
     u, noise = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(noise, u, log_std)
+
+
+def squashed_log_prob_of(action: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Return the log-densities (...,) of given actions in [-1, 1], differentiable in mean and log_std.
+
+    All arguments are (..., D). The density of an action at a bound, where u is infinite, is that of an action at a
+    distance of 0.001 from it.
+    """
+    u = torch.atanh(action.clamp(-_LARGEST, _LARGEST))
+    return squashed_log_prob((u - mean) * (-log_std).exp(), u, log_std)

@@ -3,9 +3,11 @@
 from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.appo import APPO
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.bc import BC
 from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
 from pytorchrl.agent.algorithms.dqn import DQN, ladder_epsilon
 from pytorchrl.agent.algorithms.impala import IMPALA
+from pytorchrl.agent.algorithms.iql import IQL
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.r2d2 import R2D2
@@ -16,8 +18,8 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
-    "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
+    "A2C", "APPO", "BC", "DDPG", "DQN", "IMPALA", "IQL", "PPO", "R2D2", "SAC", "TD3", "Algorithm",
+    "OnPolicyAlgorithm", "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]
 
 WORK = Work(calls="network", methods={

@@ -31,6 +31,8 @@ from pytorchrl.errors import Problem
 from pytorchrl.support.untyped import StateDict
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
+_SMALLEST = 1e-6
+"""Smallest mean of |Q| by which `bc_alpha` is divided."""
 NOISES = ("gaussian", "ou", "none")
 """Values of the option `noise`."""
 
@@ -65,6 +67,9 @@ class DDPG(OffPolicyActorCritic):
     The target is y = R + DISC * min_j Q'_j(o', mu'(o')), where mu' and Q' are the target networks. The storage provides
     the n-step return R, the discount DISC and the weight w of each sample. The losses are
     L_q = 1/2 sum_j mean w (Q_j - y)^2 for the critics, and L_pi = -mean Q_1(o, mu(o)) for the policy.
+    With `bc_alpha`, the policy also stays close to the stored actions a (TD3+BC, Fujimoto and Gu 2021, equation 5):
+    L_pi = -lambda mean Q_1(o, mu(o)) + mean (mu(o) - a)^2, where lambda = bc_alpha / mean |Q_1(o, mu(o))| has no
+    gradient.
     With `critic_subset`, the minimum is over a random subset of the critics, and the policy maximizes their mean.
     Lillicrap et al. use one critic (`num_critics=1`). For exploration, noise is added to the actions, whose range is
     scaled to [-1, 1]. The unit of the noise is therefore half the range of an action.
@@ -85,6 +90,9 @@ class DDPG(OffPolicyActorCritic):
             0.15, help="Theta of Ornstein-Uhlenbeck noise, the rate at which the noise decays to 0.", low=0.0)
         ou_sigma: float = option(0.2, help="Sigma of Ornstein-Uhlenbeck noise, its scale.", low=0.0)
         ou_dt: float = option(1.0, help="Time step of Ornstein-Uhlenbeck noise.", low=0.0, exclusive=True)
+        bc_alpha: float | None = option(
+            None, help="Weight of Q in the policy's loss, in which the squared distance to the stored actions then has "
+            "the weight 1, as in TD3+BC; None: no such distance.", low=0.0, exclusive=True)
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse options that the chosen noise does not use."""
@@ -152,8 +160,12 @@ class DDPG(OffPolicyActorCritic):
         action = torch.tanh(actor.policy(obs))
         with self.fixed_moments():
             value = critic_scores(actor.critics if self.maximizes_mean else actor.critics[:1], obs, action)
-        losses = {"q": loss_q, "pi": -actor.estimate.mean(value).mean()}
-        return losses, {"q": actor.estimate.mean_of_target(target).mean()}, errors
+        value = actor.estimate.mean(value)
+        loss_pi = -value.mean()
+        if self.options.bc_alpha is not None:
+            scale = self.options.bc_alpha / value.detach().abs().mean().clamp(min=_SMALLEST)
+            loss_pi = scale * loss_pi + (action - batch.action.reshape(action.shape)).square().mean()
+        return {"q": loss_q, "pi": loss_pi}, {"q": actor.estimate.mean_of_target(target).mean()}, errors
 
     # States
 

@@ -43,5 +43,6 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType({
     "rainbow": Variant("dqn", "Hessel et al. 2018", {
         "distribution": "categorical", "double": True, "dueling": True, "noisy": True, "prioritized": True, "n_step": 3,
         "initial_epsilon": 0.0, "final_epsilon": 0.0}),
+    "td3_bc": Variant("td3", "Fujimoto and Gu 2021", {"bc_alpha": 2.5, "normalize_obs": True}),
 })
 """All variants by name. A name must not be that of a registered algorithm."""

@@ -209,6 +209,16 @@ class ObservationReader:
             leaves[name] = array if array.dtype == dtype else array.astype(dtype)
         return leaves
 
+    @property
+    def recorded(self) -> dict[str, AnySpace]:
+        """The space of each leaf, by name, as the environment declares it; without the leaf `action_mask`."""
+        return {leaf.name: part_at(self.raw_space, leaf.path) for leaf in self.readings}
+
+    def read_recorded(self, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return N recorded observations, leaf -> (N, ...) as the environment returned them, as actors receive them."""
+        return {name: np.asarray(leaves[name] if convert is None else convert(leaves[name]), self.space[name].dtype)
+                for _, name, convert in self._leaves}
+
     def all_allowed(self, space: AnySpace, count: int) -> np.ndarray | None:
         """Return `count` masks that allow all actions, (count, n) bool; None if `space` has no leaf `action_mask`."""
         if self.mask_path is None:

@@ -18,8 +18,13 @@ from pytorchrl.scheme.collection.central_inference import Inference
 from pytorchrl.scheme.collection.env_worker import EnvWorker
 from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.options.base import changed_options, from_keywords
-from pytorchrl.scheme.options.collection import CWorkerOptions, OnArrivalOptions, ReplayCWorkerOptions
+from pytorchrl.scheme.options.base import changed_options, from_keywords, options_of
+from pytorchrl.scheme.options.collection import (
+    CWorkerOptions,
+    DatasetOptions,
+    OnArrivalOptions,
+    ReplayCWorkerOptions,
+)
 from pytorchrl.scheme.options.keywords import CollectionKeywords, refuse_other_levels
 from pytorchrl.support.tracebacks import brief_errors
 
@@ -48,7 +53,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         factory: Recipe of the set.
         index_parent: Index of the gradient worker.
         local_device: Device of the local worker and of the gradient worker.
-        collects: Whether the set collects; False if its gradient worker only stores the current parameters.
+        collects: Whether the set collects; False if its gradient worker only stores the current parameters. With a data
+            set, nothing is collected in any case.
         context: Runtime of the remote workers, journal of the gradient worker, which the local worker shares, initial
             weights and incarnation of all workers; None: the defaults.
 
@@ -67,6 +73,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     def __init__(self, factory: CWorkerSetFactory, index_parent: int = 0, local_device: str | None = None, *,
                  collects: bool = True, context: Context | None = None) -> None:
         context, options = context or Context(), factory.options
+        collects = collects and options_of(DatasetOptions, options).dataset is None
         runtime, parallel, asynchronous = context.runtime, options.is_parallel, isinstance(options, OnArrivalOptions)
         self.runtime, self.index_parent = runtime if parallel else runtime.in_process(), index_parent
         self.is_parallel = parallel

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -22,6 +23,7 @@ from pytorchrl.scheme.collection.resizing import Resizing
 from pytorchrl.scheme.collection.strategies import OnArrival, RemoteStrategy
 from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches, plan_passes
 from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource
+from pytorchrl.scheme.gradients.dataset_source import DatasetSource, dataset_of
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
 from pytorchrl.scheme.gradients.loader import Loader
 from pytorchrl.scheme.gradients.process_group import ProcessGroup
@@ -89,8 +91,7 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
         worker, col_runtime, ledger, closing, options_of(SampleQueueOptions, collection),
         plan.train_batch_size if isinstance(collection, OnArrival.Options) else None,
         lambda: in_flight * max(1, len(remote)))
-    destination: Destination = samples
-    shards = None
+    destination, shards = cast("Destination", samples), None
     if replay_workers is not None:
         shards = make_shards(replay_workers, ledger, worker, collection, recipe.supervision)
         destination = ReplayDestination(shards, runtime, closing)
@@ -100,13 +101,14 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
             compress_weights_to_send=recipe.compress_weights_to_send if collection.is_parallel else False,
             inference=col_workers.inference,
             supervisor=Supervisor(remote, col_workers.replace, col_runtime, recipe.supervision, seed=index_worker)))
-    strategy = collector.strategy
-    if col_workers.is_parallel and isinstance(strategy, RemoteStrategy):
+    if col_workers.is_parallel and isinstance(strategy := collector.strategy, RemoteStrategy):
         collector.resizing = Resizing(col_workers, strategy, collector.supervisor,
                                       lambda number: plan_passes(collection, worker, number))
     batches: TrainBatchSource
     if shards is not None:
         batches = ReplaySource(collector, shards, worker, stats)
+    elif (dataset := dataset_of(collection)) is not None:
+        batches = DatasetSource(dataset, recipe.col_workers_factory.train_envs_factory, worker, collector)
     elif isinstance(collection, SampleQueueOptions):
         batches = QueueSource(collector, samples, col_runtime, stats, collection.queue_timeout_s, collection.on_starved)
     else:
@@ -115,14 +117,14 @@ def assemble(index_worker: int, recipe: GWorkerRecipe, col_workers: CWorkerSet, 
                               step)
     staging, loader = _staging(worker, batches, samples, plan, runtime)
     options = options_of(GWorkerOptions, collection)
-    keep = options.keep_bad_batches
     source = BatchSource(
         worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote, loader=loader,
         # With priorities, no batch is drawn ahead, because a draw depends on the TD errors of the previous batch.
         staging=staging, draws_ahead=worker.storage.provides.is_kept and not worker.storage.has_priorities)
     if options.check_data == "always":
         source.check = DataCheck(worker.storage)
-    bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
+    keep = None if options.keep_bad_batches is None else os.fspath(options.keep_bad_batches)
+    bad_batches = BadBatches(keep, index_worker, worker.algo)
     return GWorkerParts(
         ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,
         gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group, bad_batches, point))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pytorchrl.agent.data import Batch
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.timing import Times
 from pytorchrl.scheme.transport.messages import Rollout
@@ -68,6 +70,10 @@ class TrainBatchSource(ABC):
     @abstractmethod
     def take(self) -> TrainBatch:
         """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
+
+    def batches(self) -> Iterator[Batch] | None:
+        """Return the batches of the train batch in the storage; None: the algorithm decides which batches are due."""
+        return None
 
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Do not return this train batch from `take` again, if the source returns train batches several times."""

@@ -5,15 +5,18 @@ A kind inherits the options of the collection workers, the collector thread and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, TypeAlias
 
+from pytorchrl.agent.dataset import SUFFIX, is_file
 from pytorchrl.agent.options import Options, option
-from pytorchrl.errors import Problem
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.runtime import DEFAULT_RESOURCES
 from pytorchrl.scheme.options.base import (
+    CENTRAL,
     PARALLEL,
     SYNC,
     Communication,
@@ -256,9 +259,37 @@ class CollectionPattern(Options):
         "\"asynchronous\", they run at the same time.")
 
 
+def check_dataset(value: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a file or directory with data sets; return the id of a data set of Minari itself.
+
+    Raises:
+        ConfigError: The name is empty, or has another suffix than that of data sets.
+    """
+    name = os.path.expanduser(os.fspath(value))
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"dataset must be a file *{SUFFIX}, a directory of such files, or the id of a data set of "
+                          f"Minari, got {value!r}")
+    return os.path.abspath(name) if is_file(name) or os.path.isdir(name) else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(Options):
+    """The option that replaces collection by a data set."""
+
+    dataset: str | os.PathLike[str] | None = option(
+        None, check=check_dataset, help="Data set from which the agent learns instead of collecting steps: a file "
+        "*.npz, a directory of such files, or the id of a data set of Minari. All numbers of steps, such as "
+        "target_steps, then count updates.")
+
+
+# Options of `SynchronousCollection` that also have an effect on batches from a data set.
+_WITH_DATASET = ("dataset", "check_data", "keep_bad_batches")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SynchronousCollection(
-        CWorkerOptions, CollectorOptions, BarrierOptions, MicrobatchCollectionOptions, GWorkerOptions, Kind):
+        CWorkerOptions, CollectorOptions, BarrierOptions, MicrobatchCollectionOptions, GWorkerOptions, DatasetOptions,
+        Kind):
     """Collection that alternates with learning; all collection workers act with the weights of the latest update."""
 
     chosen: ClassVar[tuple[str, ...]] = ("with col_communication='synchronous'", "without num_replay_workers")
@@ -271,6 +302,12 @@ class SynchronousCollection(
     def contradictions(self) -> Iterator[Problem]:
         """Refuse options that contradict each other or have no effect."""
         yield from super().contradictions()
+        of_number = CENTRAL if self.num_workers == 1 else PARALLEL
+        idle = () if self.dataset is None else [
+            name for name in self.changed() if name not in _WITH_DATASET and getattr(self, name) is not of_number]
+        if idle:
+            yield Problem(f"{', '.join(idle)} would have no effect, because nothing is collected if there is a dataset",
+                          f"leave out {', '.join(idle)}, or dataset", ("dataset", *idle))
         if self.infers_centrally:
             yield Problem(
                 "inference='central': only with col_communication='asynchronous'", "give that, or backend='async' of "

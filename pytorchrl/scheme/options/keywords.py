@@ -44,6 +44,7 @@ class ReplayKeywords(TypedDict, total=False):
 class GradientKeywords(TypedDict, total=False):
     """Keywords of `GWorkerSet.create_factory` in addition to its explicit parameters."""
 
+    dataset: str | os.PathLike[str] | None
     fraction_samples: float
     on_straggler: str
     col_in_flight: int | None

@@ -43,6 +43,7 @@ from pytorchrl.scheme.options.collection import (
     CollectionPattern,
     CollectorOptions,
     CWorkerOptions,
+    DatasetOptions,
     OnArrivalOptions,
     ReplayCollection,
     ReplayCWorkerOptions,
@@ -84,7 +85,7 @@ KindT = TypeVar("KindT", bound=Kind)
 
 LEVELS: Mapping[str, tuple[type[Options], ...]] = {
     "collection": (CollectionPattern, CWorkerOptions, ReplayCWorkerOptions, BarrierOptions, OnArrivalOptions,
-                   CollectorOptions),
+                   CollectorOptions, DatasetOptions),
     "queue": (QueueOptions, SampleQueueOptions),
     "replay": (RWorkerSetOptions,),
     "gradients": (GWorkerSetOptions, GWorkerOptions, MicrobatchOptions, PrefetchOptions,

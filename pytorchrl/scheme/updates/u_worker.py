@@ -13,6 +13,7 @@ from pytorchrl.files.atomic import saved_int
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.gradients.dataset_source import dataset_of
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -169,7 +170,7 @@ class UWorker(Worker, Stoppable):
         self.local_worker: GWorker = self.grad_workers.local_worker()
         self.remote_workers = self.grad_workers.remote_workers()
         self.statistics = Statistics(self._runtime.now)
-        self._target_steps = target_steps or 1
+        self._target_steps, self._dataset = target_steps or 1, dataset_of(collection)
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
         # `_is_awaited` and `_is_finishing`: whether calls of `step` and of `use_up` wait for updates of the thread.
@@ -215,6 +216,11 @@ class UWorker(Worker, Stoppable):
         return self.local_worker.ready()
 
     @property
+    def clock(self) -> int:
+        """Number of env steps that have reached the learner or, with a data set, of updates; schedules follow it."""
+        return self.statistics.tree_ledger.env_steps if self._dataset is None else self.statistics.updates
+
+    @property
     def num_rounds(self) -> int:
         """Number of updates made or skipped."""
         return self.statistics.updates + self.statistics.counters.updates_skipped_nan
@@ -231,7 +237,7 @@ class UWorker(Worker, Stoppable):
         is_awaited = self._is_finishing or (
             self._is_awaited and self.statistics.new_updates < self._updates_per_step)
         return (not is_awaited and self._replay is None and 1 < self._target_steps
-                <= self.statistics.tree_ledger.env_steps)
+                <= self.clock)
 
     def _raise_end_of_record(self) -> NoReturn:
         assert self._replay is not None
@@ -241,7 +247,7 @@ class UWorker(Worker, Stoppable):
         if self._replay_is_over:
             self._raise_end_of_record()
         self._update_began = self._runtime.now()
-        self.local_worker.follow_schedules(lambda: self.statistics.tree_ledger.env_steps, self._target_steps)
+        self.local_worker.follow_schedules(lambda: self.clock, self._target_steps)
 
     def _after_update(self) -> None:
         self.statistics.add_step_s(self._runtime.now() - self._update_began)

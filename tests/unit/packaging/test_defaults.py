@@ -35,6 +35,7 @@ OTHER_PARAMETERS = {
 }
 # Option -> why several classes write the same default of it.
 COINCIDENCES = {
+    "lr": "learning rate of an algorithm's own paper, beside its loss",
     "lr_pi": "learning rate of an algorithm's own paper, beside its loss",
     "lr_q": "learning rate of an algorithm's own paper, beside its loss",
     "n_step": "replay of sequences and replay of rollouts count the steps of a return differently",

@@ -29,13 +29,16 @@ COVERED_BY = {
         "q_actor": ["agent/actors/test_replay_actor"],
         "resnets": ["agent/actors/test_extractors", "agent/actors/test_trunk"],
         "squashed": ["agent/actors/test_replay_actor"],
+        "value_actor": ["agent/algorithms/test_offline_losses"],
     },
     # Losses of similar algorithms are compared with one reference:
     "agent/algorithms": {
         "a2c": ["agent/algorithms/test_on_policy_losses"],
         "appo": ["agent/algorithms/test_impala_appo"],
         "base": ["agent/algorithms/test_on_policy", "agent/algorithms/test_replay"],
+        "bc": ["agent/algorithms/test_offline_losses"],
         "impala": ["agent/algorithms/test_impala_appo"],
+        "iql": ["agent/algorithms/test_offline_losses"],
         "ppo": ["agent/algorithms/test_on_policy_losses"],
         "variants": ["training/test_variants"],
         "vtrace": ["agent/algorithms/test_impala_appo"],

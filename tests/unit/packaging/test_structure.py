@@ -221,7 +221,7 @@ BUILTIN_ERRORS = {
         "pytorchrl.agent.algorithms.optimizers", "pytorchrl.agent.option_values.descriptions",
         "pytorchrl.agent.option_values.text", "pytorchrl.agent.seeding", "pytorchrl.agent.storages.observation_columns",
         "pytorchrl.agent.storages.ring", "pytorchrl.callbacks.time_limit", "pytorchrl.learner.files",
-        "pytorchrl.files.reading", "pytorchrl.play.dataset", "pytorchrl.runtime.collective",
+        "pytorchrl.agent.dataset", "pytorchrl.files.reading", "pytorchrl.runtime.collective",
         "pytorchrl.scheme.recording.record", "pytorchrl.scheme.updates.lags"), CAUGHT),
 }
 

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 import pytorchrl as prl
+from pytorchrl.agent.dataset import checksum
 from pytorchrl.cli import dataset as command
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
-from pytorchrl.play.dataset import Dataset, _checksum, read_dataset, record_dataset
+from pytorchrl.play.dataset import Dataset, read_dataset, record_dataset
 from tests.unit.learner.small_agents import AGENTS, TINY, agent_of, make_env
 
 SINGLE = [name for name in AGENTS if name != "independent"]
@@ -294,7 +295,7 @@ def test_a_changed_file_is_refused(arrays, text, written, tmp_path, monkeypatch)
         entries = {**found, **arrays}
     hashed = {name: array for name, array in entries.items()
               if isinstance(array, np.ndarray) and array.dtype != object and name != "sha256"}
-    path = changed(tmp_path / "copy.npz", written, **arrays, sha256=np.array(_checksum(hashed)))
+    path = changed(tmp_path / "copy.npz", written, **arrays, sha256=np.array(checksum(hashed)))
     with pytest.raises(CheckpointError, match=text) as raised:
         read_dataset(path)
     assert "copy.npz" in str(raised.value)
@@ -320,7 +321,7 @@ def test_numbers_that_are_not_finite_and_names_that_cannot_be_printed_are_refuse
     with np.load(written) as found:
         hashed = {name: array for name, array in {**found, "rewards": bad}.items() if name != "sha256"}
     with pytest.raises(CheckpointError, match="rewards must be finite"):
-        read_dataset(changed(tmp_path / "nan.npz", written, rewards=bad, sha256=np.array(_checksum(hashed))))
+        read_dataset(changed(tmp_path / "nan.npz", written, rewards=bad, sha256=np.array(checksum(hashed))))
 
 
 def test_an_episode_without_an_end_is_refused(written):

@@ -81,6 +81,7 @@ ELSEWHERE = {
     "placement": "unit/runtime/ray/test_runtime.py::test_each_gradient_worker_has_its_own_placement_group",
     "address": "integration/test_ray_start.py::test_an_unreachable_cluster_is_an_error",
     "check_data": "unit/scheme/test_own_parts.py::test_a_storage_that_changes_its_data_late_is_found_by_check_data",
+    "dataset": "unit/scheme/gradients/test_dataset_source.py::test_dataset",
     "keep_bad_batches": "unit/scheme/updates/test_nan_policy.py::test_the_worker_with_a_bad_batch_saves_it",
     "record": "unit/scheme/recording/test_record.py::test_every_pattern_is_replayed_bit_for_bit",
     "replay": "unit/scheme/recording/test_record.py::test_every_pattern_is_replayed_bit_for_bit",

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from pytorchrl.agent.actors import OffPolicyActor, QActor
-from pytorchrl.agent.algorithms import DQN, R2D2, SAC, TD3, compiled
+from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor, ValueActor
+from pytorchrl.agent.algorithms import BC, DQN, IQL, R2D2, SAC, TD3, compiled
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
@@ -33,6 +33,7 @@ CASES = {
     "redq": (SAC, OffPolicyActor, BOX, {"num_critics": 3, "critic_norm": "layer"}, False),
     "crossq": (SAC, OffPolicyActor, BOX, {"critic_norm": "batch"}, False),
     "td3 crossq": (TD3, OffPolicyActor, BOX, {"critic_norm": "batch", "policy": "deterministic"}, False),
+    "iql": (IQL, ValueActor, BOX, {"normalize_obs": True}, False), "bc": (BC, OnPolicyActor, BOX, {}, False),
 }
 OPTIONS = {"redq": {"critic_subset": 2, "policy_delay": 2}, "crossq": {"target_networks": False, "policy_delay": 2},
            "td3 crossq": {"target_networks": False}}

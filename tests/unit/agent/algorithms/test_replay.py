@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OnPolicyActor
-from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
+from pytorchrl.agent.algorithms import DDPG, DQN, IQL, SAC, TD3
 from pytorchrl.agent.data import DataKind
 from pytorchrl.errors import ConfigError, NonFiniteDataError, NonFiniteUpdateError, WeightsError
 from tests.unit.agent.algorithms.replay_agents import (
@@ -44,12 +44,14 @@ SHARED = {
 LEARNING = {
     "dqn": {**SHARED, "lr": 1e-2, "double": False, "loss": "mse"},
     "ddpg": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "critic_subset": 2, "policy_delay": 2,
-             "target_networks": False},
+             "target_networks": False, "bc_alpha": 2.5},
     "td3": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "policy_delay": 1, "target_noise": 0.5, "noise_clip": 0.01,
-            "critic_subset": 1, "target_networks": False},
+            "critic_subset": 1, "target_networks": False, "bc_alpha": 2.5},
     "sac": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "lr_alpha": 0.1, "initial_alpha": 0.1, "learn_alpha": False,
             "target_entropy": 3.0, "critic_subset": 2, "policy_delay": 2, "target_networks": False},
     "discrete_sac": {"target_entropy_scale": 0.1, "critic_subset": 1, "target_networks": False},
+    "iql": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "lr_v": 1e-2, "expectile": 0.9, "advantage_beta": 0.0,
+            "max_weight": 0.1},
 }
 BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
          "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"},
@@ -61,7 +63,7 @@ ACTING = {
             "final_epsilon": 0.9, "epsilon_steps": 10},
     "ddpg": {"start_steps": 0, "noise": "none", "noise_std": 0.5},
     "td3": {"start_steps": 0, "noise": "ou", "noise_std": 0.5}, "sac": {"start_steps": 0},
-    "discrete_sac": {"start_steps": 0},
+    "discrete_sac": {"start_steps": 0}, "iql": {"start_steps": 0},
 }
 OU = {"ou_theta": 1.0, "ou_sigma": 0.5, "ou_dt": 0.5}
 # test_numbers_and_sizes_of_batches and test_compiled_replay.py test these options.
@@ -69,7 +71,7 @@ ELSEWHERE = {"update_every", "num_updates", "mini_batch_size", "compile"}
 
 
 def test_tables_name_every_option():
-    for kind, cls in {"dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}.items():
+    for kind, cls in {"dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC, "iql": IQL}.items():
         named = LEARNING[kind].keys() | ACTING[kind].keys() | ELSEWHERE
         named |= {"target_entropy_scale"} if cls is SAC else set()
         named |= OU.keys() if cls in (DDPG, TD3) else set()
