@@ -23,7 +23,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from scores import CASES
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
@@ -54,7 +53,7 @@ def scores_table(lines: Runs) -> str:
             after = statistics.fmean(_after(run, 60 * equal) for run in runs) if is_timed else 0.0
             rows.append(
                 f"| {env} | {name.partition('-')[0]} | {runs[0]['env_steps']:,} | {len(runs)} | {_score(iqm, evals)} "
-                f"| {min(evals):,.0f} to {max(evals):,.0f} | {CASES[name].published} | {_minutes(runs):.1f} "
+                f"| {min(evals):,.0f} to {max(evals):,.0f} | {runs[0]['published']} | {_minutes(runs):.1f} "
                 f"| {f'{after:,.0f} ({equal:.1f} min)' if is_timed else ''} |")
     return "\n".join(rows) + "\n"
 
@@ -63,20 +62,19 @@ def short_table(lines: Runs) -> str:
     """Return a table with the mean scores of PPO, their intervals and the published scores."""
     rows = ["| task | env steps | return, mean of 3 seeds [95 % interval] | published |", "|---|---|---|---|"]
     for env, cases in _by_env(lines).items():
-        for name, runs in cases.items():
+        for runs in cases.values():
             if runs[0]["algorithm"] == "ppo":
                 assert len(runs) == 3
                 score = _score(mean, [run["eval_return"] for run in runs])
-                rows.append(f"| {env} | {runs[0]['env_steps']:,} | {score} | {CASES[name].published} |")
+                rows.append(f"| {env} | {runs[0]['env_steps']:,} | {score} | {runs[0]['published']} |")
     return "\n".join(rows) + "\n"
 
 
 def _by_env(lines: Runs) -> dict[str, dict[str, Runs]]:
-    """Return the runs by environment and case, in the order of `CASES`."""
+    """Return the runs by environment and case, both in the order of the lines."""
     found: dict[str, dict[str, Runs]] = {}
-    for name, case in CASES.items():
-        if runs := [run for run in lines if run["case"] == name]:
-            found.setdefault(case.env, {})[name] = runs
+    for run in lines:
+        found.setdefault(run["env"], {}).setdefault(run["case"], []).append(run)
     return found
 
 

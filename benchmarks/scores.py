@@ -108,7 +108,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     return {"case": name, "algorithm": case.algorithm, "env": case.env, "seed": seed,
             "env_steps": agent.summary["env_steps"], "updates": agent.summary["updates"], "cpu_s": round(seconds, 1),
             "eval_return": round(final.return_mean, 2), "eval_std": round(final.return_std, 2),
-            "train_return": round(agent.summary["return_mean"], 2), "curve": curve.points}
+            "train_return": round(agent.summary["return_mean"], 2), "published": case.published, "curve": curve.points}
 
 
 def main() -> None:
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--run", nargs=2, metavar=("CASE", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
-        print(json.dumps({**origin(), **run(options.run[0], int(options.run[1]))}))
+        print(json.dumps({**origin(), **run(options.run[0], int(options.run[1]))}, ensure_ascii=False))
         return
     if options.list:
         for name, case in CASES.items():
