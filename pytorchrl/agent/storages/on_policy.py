@@ -138,14 +138,15 @@ class VanillaOnPolicyBuffer(Storage):
 
         The algorithm's `finish_rollout` must have processed the rollouts before.
         """
-        self.insert_from(rollouts, range(len(rollouts)))
+        self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
+        self._sources = list(range(len(self._rollouts)))
+        self._samples = None
 
     @override
     def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
         """Replace the stored rollouts, as `insert_data_slice` does; `sources` has the collector of each rollout."""
-        kept = [place for place, rollout in enumerate(rollouts) if rollout.num_steps]
-        self._rollouts, self._sources = [rollouts[place] for place in kept], [sources[place] for place in kept]
-        self._samples = None
+        self.insert_data_slice(list(rollouts))
+        self._sources = [source for rollout, source in zip(rollouts, sources, strict=True) if rollout.num_steps]
 
     def before_gradients(self) -> None:
         """Compute returns and advantages of each rollout, and prepare the samples for `generate_batches`."""
