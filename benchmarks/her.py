@@ -5,7 +5,7 @@
 | task | environment and algorithm |
 |---|---|
 | `bits` | flip `--bits` bits until they equal a goal, in at most as many steps (Andrychowicz et al. 2017), with DQN |
-| `maze` | accelerate a point to a goal in a room of 11 x 11 squares (`pytorchrl/TorchPointMaze-v0`), with DDPG |
+| `maze` | accelerate a point to a goal in a room of 9 x 9 squares (`pytorchrl/TorchPointMaze-v0`), with SAC |
 
 In both tasks, the reward only tells whether the goal is reached. `success` is the share of 200 evaluation episodes that
 reach their goal. The task `drawing` measures the time of drawing 256 transitions from a replay of 100,000 with
@@ -31,9 +31,9 @@ import pytorchrl as prl
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.envs.tensors.maze import TorchPointMaze
 
-_ROOM = 13
+_ROOM = 11
 """Side of the room, with its walls."""
-_MAZE_STEPS = 60
+_MAZE_STEPS = 50
 
 
 def bit_flipping() -> Any:
@@ -57,11 +57,17 @@ def task_of(name: str, bits: int) -> tuple[str, Any, dict[str, Any], Any]:
             "gamma": 0.98, "polyak": 0.95, "target_update_interval": 1, "initial_epsilon": 0.3, "final_epsilon": 0.05,
             "epsilon_steps": 20_000}, cls.compute_terminated
     maze = "#" * _ROOM, *["#" + "." * (_ROOM - 2) + "#"] * (_ROOM - 2), "#" * _ROOM
-    return "ddpg", "pytorchrl/TorchPointMaze-v0", {
-        "env_kwargs": {"maze": maze, "max_episode_steps": _MAZE_STEPS}, "target_steps": 40_000, "num_envs": 16,
-        "num_steps": 2, "replay_size": 100_000, "start_steps": 2_000, "update_every": 32, "num_updates": 16,
-        "mini_batch_size": 256, "hidden_sizes": (64, 64), "lr_q": 1e-3, "lr_pi": 1e-3, "gamma": 0.98,
-        "normalize_obs": True}, TorchPointMaze.compute_terminated
+    return "sac", "pytorchrl/TorchPointMaze-v0", {
+        "env_kwargs": {"maze": maze, "max_episode_steps": _MAZE_STEPS}, "reward_transform": minus_one,
+        "target_steps": 24_000, "num_envs": 16, "num_steps": 2, "replay_size": 100_000, "start_steps": 1_000,
+        "update_every": 32, "num_updates": 16, "mini_batch_size": 256, "hidden_sizes": (64, 64), "lr_q": 1e-3,
+        "lr_pi": 1e-3, "lr_alpha": 1e-3, "polyak": 0.99, "gamma": 0.98, "normalize_obs": True}, (
+            TorchPointMaze.compute_terminated)
+
+
+def minus_one(reward: np.ndarray) -> np.ndarray:
+    """Return rewards of -1 in each step until the goal is reached, as in Andrychowicz et al. 2017."""
+    return reward - 1.0
 
 
 def run(name: str, relabel: str | None, seed: int, bits: int) -> dict[str, Any]:
