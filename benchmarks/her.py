@@ -1,6 +1,6 @@
 """Measure how many goals are reached with and without hindsight experience replay.
 
-    python benchmarks/her.py [--tasks bits maze] [--relabel future none] [--bits 15] [--seeds 1]
+    python benchmarks/her.py [--tasks bits maze] [--relabel future none] [--bits 15] [--seeds 1] [--steps STEPS]
 
 | task | environment and algorithm |
 |---|---|
@@ -70,9 +70,11 @@ def minus_one(reward: np.ndarray) -> np.ndarray:
     return reward - 1.0
 
 
-def run(name: str, relabel: str | None, seed: int, bits: int) -> dict[str, Any]:
+def run(name: str, relabel: str | None, seed: int, bits: int, steps: int | None) -> dict[str, Any]:
     """Train once, and return the share of goals that are reached."""
     algorithm, env, options, terminated = task_of(name, bits)
+    if steps is not None:
+        options["target_steps"] = steps
     if relabel is not None:
         options |= {"relabel": relabel, "goal_terminated": terminated}
     start = time.process_time()
@@ -91,7 +93,7 @@ def success(name: str, agent: prl.TrainedAgent) -> float:
     return float(np.mean(np.array(games.returns) > least))
 
 
-def drawing(relabel: str | None, num_draws: int = 2_000) -> dict[str, Any]:
+def drawing(relabel: str | None, num_draws: int) -> dict[str, Any]:
     """Return the time of drawing a batch, with and without new goals."""
     steps, envs = 50, 20
     own = {} if relabel is None else {
@@ -132,14 +134,16 @@ def main() -> None:
                         choices=("future", "final", "episode", "none"))
     parser.add_argument("--bits", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=None, help="env steps of a run; by default, those of the task")
+    parser.add_argument("--draws", type=int, default=2_000, help="batches that the task drawing draws")
     args = parser.parse_args()
     for task in args.tasks:
         for relabel in (None if name == "none" else name for name in args.relabel):
             if task == "drawing":
-                print_result(drawing(relabel), indent=None)
+                print_result(drawing(relabel, args.draws), indent=None)
             else:
                 for seed in range(1, args.seeds + 1):
-                    print_result(run(task, relabel, seed, args.bits), indent=None)
+                    print_result(run(task, relabel, seed, args.bits, args.steps), indent=None)
 
 
 if __name__ == "__main__":
