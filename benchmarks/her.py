@@ -1,11 +1,11 @@
 """Measure how many goals are reached with and without hindsight experience replay.
 
-    python benchmarks/her.py [--tasks bits maze] [--relabel future none] [--bits 15] [--seeds 1]
+    python benchmarks/her.py [--tasks bits maze] [--relabel future none] [--bits 15] [--seeds 1] [--steps STEPS]
 
 | task | environment and algorithm |
 |---|---|
 | `bits` | flip `--bits` bits until they equal a goal, in at most as many steps (Andrychowicz et al. 2017), with DQN |
-| `maze` | accelerate a point to a goal in a room of 11 x 11 squares (`pytorchrl/TorchPointMaze-v0`), with DDPG |
+| `maze` | accelerate a point to a goal in a room of 9 x 9 squares (`pytorchrl/TorchPointMaze-v0`), with SAC |
 
 In both tasks, the reward only tells whether the goal is reached. `success` is the share of 200 evaluation episodes that
 reach their goal. The task `drawing` measures the time of drawing 256 transitions from a replay of 100,000 with
@@ -31,9 +31,9 @@ import pytorchrl as prl
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.envs.tensors.maze import TorchPointMaze
 
-_ROOM = 13
+_ROOM = 11
 """Side of the room, with its walls."""
-_MAZE_STEPS = 60
+_MAZE_STEPS = 50
 
 
 def bit_flipping() -> Any:
@@ -57,16 +57,24 @@ def task_of(name: str, bits: int) -> tuple[str, Any, dict[str, Any], Any]:
             "gamma": 0.98, "polyak": 0.95, "target_update_interval": 1, "initial_epsilon": 0.3, "final_epsilon": 0.05,
             "epsilon_steps": 20_000}, cls.compute_terminated
     maze = "#" * _ROOM, *["#" + "." * (_ROOM - 2) + "#"] * (_ROOM - 2), "#" * _ROOM
-    return "ddpg", "pytorchrl/TorchPointMaze-v0", {
-        "env_kwargs": {"maze": maze, "max_episode_steps": _MAZE_STEPS}, "target_steps": 40_000, "num_envs": 16,
-        "num_steps": 2, "replay_size": 100_000, "start_steps": 2_000, "update_every": 32, "num_updates": 16,
-        "mini_batch_size": 256, "hidden_sizes": (64, 64), "lr_q": 1e-3, "lr_pi": 1e-3, "gamma": 0.98,
-        "normalize_obs": True}, TorchPointMaze.compute_terminated
+    return "sac", "pytorchrl/TorchPointMaze-v0", {
+        "env_kwargs": {"maze": maze, "max_episode_steps": _MAZE_STEPS}, "reward_transform": minus_one,
+        "target_steps": 24_000, "num_envs": 16, "num_steps": 2, "replay_size": 100_000, "start_steps": 1_000,
+        "update_every": 32, "num_updates": 16, "mini_batch_size": 256, "hidden_sizes": (64, 64), "lr_q": 1e-3,
+        "lr_pi": 1e-3, "lr_alpha": 1e-3, "polyak": 0.99, "gamma": 0.98, "normalize_obs": True}, (
+            TorchPointMaze.compute_terminated)
 
 
-def run(name: str, relabel: str | None, seed: int, bits: int) -> dict[str, Any]:
+def minus_one(reward: np.ndarray) -> np.ndarray:
+    """Return rewards of -1 in each step until the goal is reached, as in Andrychowicz et al. 2017."""
+    return reward - 1.0
+
+
+def run(name: str, relabel: str | None, seed: int, bits: int, steps: int | None) -> dict[str, Any]:
     """Train once, and return the share of goals that are reached."""
     algorithm, env, options, terminated = task_of(name, bits)
+    if steps is not None:
+        options["target_steps"] = steps
     if relabel is not None:
         options |= {"relabel": relabel, "goal_terminated": terminated}
     start = time.process_time()
@@ -85,7 +93,7 @@ def success(name: str, agent: prl.TrainedAgent) -> float:
     return float(np.mean(np.array(games.returns) > least))
 
 
-def drawing(relabel: str | None, num_draws: int = 2_000) -> dict[str, Any]:
+def drawing(relabel: str | None, num_draws: int) -> dict[str, Any]:
     """Return the time of drawing a batch, with and without new goals."""
     steps, envs = 50, 20
     own = {} if relabel is None else {
@@ -126,14 +134,16 @@ def main() -> None:
                         choices=("future", "final", "episode", "none"))
     parser.add_argument("--bits", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=None, help="env steps of a run; by default, those of the task")
+    parser.add_argument("--draws", type=int, default=2_000, help="batches that the task drawing draws")
     args = parser.parse_args()
     for task in args.tasks:
         for relabel in (None if name == "none" else name for name in args.relabel):
             if task == "drawing":
-                print_result(drawing(relabel), indent=None)
+                print_result(drawing(relabel, args.draws), indent=None)
             else:
                 for seed in range(1, args.seeds + 1):
-                    print_result(run(task, relabel, seed, args.bits), indent=None)
+                    print_result(run(task, relabel, seed, args.bits, args.steps), indent=None)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ QUICK = {
     "exposure.py": "--runtime threads",
     "gpu.py": "--device cpu --tiny --minutes 1 --seconds 0.1 --tasks learner-pong --columns plain",
     "groups.py": "--seeds 1 --steps 1100",
+    "her.py": "--tasks bits drawing --relabel future --steps 300 --draws 10",
     "lag.py": "--seeds 1 --steps 500",
     "message_paths.py": "",
     "mutations.py": "--list",
