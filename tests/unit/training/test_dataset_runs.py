@@ -88,6 +88,18 @@ def test_algorithms_of_discrete_actions_learn_from_a_data_set(algorithm, cartpol
     assert agent.summary["updates"] == 6
 
 
+def test_a_data_set_of_minari_gives_the_same_agent(tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    agent = prl.train("ppo", "CartPole-v1", target_steps=64, num_envs=2, num_steps=32, **TINY)
+    for name in (str(tmp_path / "data.npz"), "tests/data-v0"):
+        record_dataset(agent, name, num_episodes=2, seed=7)
+    one, other = (prl.train("bc", "CartPole-v1", dataset=name, target_steps=6, **TINY)
+                  for name in (tmp_path / "data.npz", "tests/data-v0"))
+    assert all(torch.equal(value, other.acting_state[name]) for name, value in one.acting_state.items())
+
+
 def test_ppo_continues_from_a_cloned_policy(cartpole, tmp_path):
     """Check that an on-policy actor loads the model of BC: its first policy is the cloned one."""
     cloned = prl.train("bc", "CartPole-v1", dataset=cartpole, target_steps=30, log_dir=tmp_path / "run", **TINY)

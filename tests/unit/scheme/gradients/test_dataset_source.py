@@ -208,6 +208,9 @@ def test_data_sets_that_cannot_be_used_are_refused_before_the_start(data, discre
                        ("discrete.npz", "discrete actions .* give the environment in which the data set was recorded")):
         with pytest.raises(ConfigError, match=text):
             Scheme(*parts_of(), dataset=tmp_path / path)
+    pytest.importorskip("minari")
+    with pytest.raises(ConfigError, match=r"none/data' is neither a directory nor an id of Minari"):
+        Scheme(*parts_of(), dataset=tmp_path / "none" / "data")
     with pytest.raises(ConfigError, match="dataset must be a file"):
         Scheme(*parts_of(), dataset="")
 
