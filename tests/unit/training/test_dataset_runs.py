@@ -10,6 +10,7 @@ import torch
 
 import pytorchrl as prl
 from pytorchrl.cli import main
+from pytorchrl.envs.testing import MatchingGame
 from pytorchrl.errors import ConfigError
 from pytorchrl.play.dataset import read_dataset, record_dataset
 
@@ -115,12 +116,19 @@ def test_options_without_an_effect_are_refused(cartpole):
                           ({"update_every": 2}, "update_every would have no effect")):
         with pytest.raises(ConfigError, match=text):
             prl.train("dqn", "CartPole-v1", dataset=cartpole, **TINY, **options)
-    with pytest.raises(ConfigError, match="a data set contains the steps of a single agent"):
-        prl.train("dqn", "mpe2.simple_spread_v3", dataset=cartpole, **TINY)
     with pytest.raises(ConfigError, match="BC learns from a data set, but there is none"):
         prl.train("bc", "CartPole-v1", **TINY)
     with pytest.raises(ConfigError, match=r"the shape \(4,\) and the dtype float32, but the environment has Box"):
         prl.train("sac", "Pendulum-v1", dataset=cartpole, **TINY)
+
+
+def test_what_errors_of_train_ask_for_works(cartpole):
+    with pytest.raises(ConfigError, match="num_envs would have no effect"):
+        prl.train("dqn", "CartPole-v1", dataset=cartpole, num_envs=4, target_steps=0, **TINY)
+    assert prl.train("dqn", "CartPole-v1", dataset=cartpole, target_steps=0, **TINY)
+    with pytest.raises(ConfigError, match="there are several policies; leave dataset out"):
+        prl.train("dqn", MatchingGame, policies="shared", dataset=cartpole, target_steps=0, **TINY)
+    assert prl.train("dqn", MatchingGame, policies="shared", target_steps=0, **TINY)
 
 
 def test_the_command_line_trains_from_a_data_set(cartpole, tmp_path, capsys):
