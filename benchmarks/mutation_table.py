@@ -253,7 +253,7 @@ _ALGORITHMS = [
     *_of("agent/multi/algorithm.py", "agent/multi/test_algorithm.py -k gradient_state",
          ("self.algorithms[policy]._may_be_none(own)", "super()._may_be_none(name)")),
     *_of("training/composition.py", "training/test_variants.py",
-         ("{**registration.options, **options}", "{**options, **registration.options}")),
+         ("{**of_variant, **options}", "{**options, **of_variant}")),
     *_of("agent/schedules.py", "agent/test_schedules.py",
          ("min(1.0, env_steps / (self.steps or max(1, target_steps)))",
           "env_steps / (self.steps or max(1, target_steps))"),

@@ -365,9 +365,9 @@ def minari_path(dataset_id: str) -> Path:
     minari = import_minari()
     try:
         minari.dataset.minari_dataset.parse_dataset_id(dataset_id)
-    except ValueError as error:
-        raise ConfigError(f"{dataset_id!r} is not an id of Minari, such as 'cartpole/expert-v0'; a file must end in "
-                          f"{SUFFIX!r}") from error
+    except (TypeError, ValueError) as error:  # Minari raises `TypeError` for an id without a version
+        raise ConfigError(f"{dataset_id!r} is neither a directory nor an id of Minari, such as 'cartpole/expert-v0'; a "
+                          f"file must end in {SUFFIX!r}") from error
     return Path(minari.storage.get_dataset_path(dataset_id))
 
 

@@ -24,7 +24,7 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.goals import goal_problems
 from pytorchrl.errors import FactoryError, FactorySerializationError, Problem, SpaceError
 from pytorchrl.scheme.devices import CPU
-from pytorchrl.scheme.gradients.dataset_source import dataset_problems
+from pytorchrl.scheme.gradients.dataset_source import dataset_of, dataset_problems
 from pytorchrl.scheme.options.base import as_keywords
 from pytorchrl.scheme.options.collection import AsynchronousCollection, ReplayCollection, SynchronousCollection
 from pytorchrl.scheme.options.replay import SPLITS_SEQUENCES
@@ -92,7 +92,8 @@ def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
 def agent_warnings(agent: Agent, settings: Settings) -> list[str]:
     """Return a warning for each option or factory of the agent that makes training slow, or unlikely to succeed."""
     sizes = {name: _pickled_bytes(name, factory) for name, factory in _sent(agent, settings).items()}
-    return _lag_warnings(agent, settings) + _precision_warnings(agent, settings) + _action_warnings(agent) + [
+    of_actions = _action_warnings(agent) if dataset_of(settings.collection) is None else []  # data show good actions
+    return _lag_warnings(agent, settings) + _precision_warnings(agent, settings) + of_actions + [
         f"{name} is {size / 2**20:.0f} MB when pickled, and is sent to every worker; load large data inside the "
         "function that workers call" for name, size in sizes.items() if size > _LARGE_BYTES]
 

@@ -236,9 +236,8 @@ def with_code(
         ConfigError: Code must not or cannot be imported, or is of the wrong kind; the message names the option.
     """
     registration = registration_of(algorithm)
-    specs, found = _specs_of(registration), {
-        **(registration.options if options.get("dataset") is None else presets.without_pace(registration.options)),
-        **options}
+    of_variant = registration.options if options.get("dataset") is None else presets.without_pace(registration.options)
+    specs, found = _specs_of(registration), {**of_variant, **options}
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
             if name in specs and specs[name].choices:

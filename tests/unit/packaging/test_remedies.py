@@ -210,6 +210,24 @@ def problems_with_options(messages):
 
 # A part of a text -> the test that executes its remedy.
 ELSEWHERE = {
+    "uses no rewards; leave n_step out":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "same spaces as the recorded one":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "give the environment in which the data set was recorded":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "learns from a data set, but there is none":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "several policies; leave dataset out":
+        "training/test_dataset_runs.py::test_what_errors_of_train_ask_for_works",
+    "but a data set provides ":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "would have no effect, because nothing is collected if there is a dataset":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "write data sets with `pytorchrl dataset`":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
+    "steps of the dataset; raise size to ":
+        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
     "set this variable before Python starts":
         "scheme/test_numerics.py::test_it_may_be_too_late_for_deterministic_kernels",
     "change tensors in place, such as by copy_":

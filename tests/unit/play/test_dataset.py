@@ -180,7 +180,7 @@ def test_an_existing_data_set_is_replaced_only_if_requested(tmp_path, minari):
 
 
 @pytest.mark.parametrize(("path", "text"), [
-    ("data.hdf5", "suffix '.npz'"), ("x/../data", "not an id of Minari"), ("folder.npz", "already exists"),
+    ("data.hdf5", "suffix '.npz'"), ("x/../data", "nor an id of Minari"), ("folder.npz", "already exists"),
     ("file/data.npz", "cannot be written")])
 def test_a_wrong_path_is_refused_before_playing(path, text, tmp_path, monkeypatch, minari):
     monkeypatch.chdir(tmp_path)

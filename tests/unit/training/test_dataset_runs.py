@@ -10,6 +10,7 @@ import torch
 
 import pytorchrl as prl
 from pytorchrl.cli import main
+from pytorchrl.envs.testing import MatchingGame
 from pytorchrl.errors import ConfigError
 from pytorchrl.play.dataset import read_dataset, record_dataset
 
@@ -88,6 +89,18 @@ def test_algorithms_of_discrete_actions_learn_from_a_data_set(algorithm, cartpol
     assert agent.summary["updates"] == 6
 
 
+def test_a_data_set_of_minari_gives_the_same_agent(tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    agent = prl.train("ppo", "CartPole-v1", target_steps=64, num_envs=2, num_steps=32, **TINY)
+    for name in (str(tmp_path / "data.npz"), "tests/data-v0"):
+        record_dataset(agent, name, num_episodes=2, seed=7)
+    one, other = (prl.train("bc", "CartPole-v1", dataset=name, target_steps=6, **TINY)
+                  for name in (tmp_path / "data.npz", "tests/data-v0"))
+    assert all(torch.equal(value, other.acting_state[name]) for name, value in one.acting_state.items())
+
+
 def test_ppo_continues_from_a_cloned_policy(cartpole, tmp_path):
     """Check that an on-policy actor loads the model of BC: its first policy is the cloned one."""
     cloned = prl.train("bc", "CartPole-v1", dataset=cartpole, target_steps=30, log_dir=tmp_path / "run", **TINY)
@@ -103,12 +116,19 @@ def test_options_without_an_effect_are_refused(cartpole):
                           ({"update_every": 2}, "update_every would have no effect")):
         with pytest.raises(ConfigError, match=text):
             prl.train("dqn", "CartPole-v1", dataset=cartpole, **TINY, **options)
-    with pytest.raises(ConfigError, match="a data set contains the steps of a single agent"):
-        prl.train("dqn", "mpe2.simple_spread_v3", dataset=cartpole, **TINY)
     with pytest.raises(ConfigError, match="BC learns from a data set, but there is none"):
         prl.train("bc", "CartPole-v1", **TINY)
     with pytest.raises(ConfigError, match=r"the shape \(4,\) and the dtype float32, but the environment has Box"):
         prl.train("sac", "Pendulum-v1", dataset=cartpole, **TINY)
+
+
+def test_what_errors_of_train_ask_for_works(cartpole):
+    with pytest.raises(ConfigError, match="num_envs would have no effect"):
+        prl.train("dqn", "CartPole-v1", dataset=cartpole, num_envs=4, target_steps=0, **TINY)
+    assert prl.train("dqn", "CartPole-v1", dataset=cartpole, target_steps=0, **TINY)
+    with pytest.raises(ConfigError, match="there are several policies; leave dataset out"):
+        prl.train("dqn", MatchingGame, policies="shared", dataset=cartpole, target_steps=0, **TINY)
+    assert prl.train("dqn", MatchingGame, policies="shared", target_steps=0, **TINY)
 
 
 def test_the_command_line_trains_from_a_data_set(cartpole, tmp_path, capsys):

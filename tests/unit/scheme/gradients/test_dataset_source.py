@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -208,6 +210,9 @@ def test_data_sets_that_cannot_be_used_are_refused_before_the_start(data, discre
                        ("discrete.npz", "discrete actions .* give the environment in which the data set was recorded")):
         with pytest.raises(ConfigError, match=text):
             Scheme(*parts_of(), dataset=tmp_path / path)
+    pytest.importorskip("minari")
+    with pytest.raises(ConfigError, match=r"none/data' is neither a directory nor an id of Minari"):
+        Scheme(*parts_of(), dataset=tmp_path / "none" / "data")
     with pytest.raises(ConfigError, match="dataset must be a file"):
         Scheme(*parts_of(), dataset="")
 
@@ -221,3 +226,33 @@ def test_algorithms_without_replay_cannot_use_a_data_set(data):
         Scheme(BC.create_factory(), actor, ReplayBuffer.create_factory(100), envs)
     with pytest.raises(ConfigError, match="n_step=3 would have no effect, because BC uses no rewards"):
         Scheme(BC.create_factory(), actor, ReplayBuffer.create_factory(100, n_step=3), envs, dataset=data)
+
+
+def test_what_errors_about_data_sets_ask_for_works(data, discrete, tmp_path):
+    """Check that each wrong scheme is refused, and that the scheme that its error asks for is accepted."""
+    (tmp_path / "short.npz").write_bytes(data.read_bytes()[:1000])
+    outside = make_data(lengths=(5, 4, 6), ends="tut")
+    outside.actions[2] = [9.0, 1.0, 1.0]
+    _write_npz(outside, tmp_path / "outside.npz")
+    other = make_data(lengths=(5, 4, 6), ends="tut")
+    wide = {leaf: np.repeat(rows, 2, 1) for leaf, rows in other.observations.items()}
+    wide_final = {leaf: np.repeat(rows, 2, 1) for leaf, rows in other.final_observations.items()}
+    _write_npz(dataclasses.replace(other, observations=wide, final_observations=wide_final), tmp_path / "wide.npz")
+    cloning, replay = parts_of(BC, OnPolicyActor), ReplayBuffer.create_factory
+    rollouts = (PPO.create_factory(), cloning[1], GAEBuffer.create_factory(8), *cloning[3:])
+    for wrong, options, right, remedy in (
+            (cloning, {}, cloning, {"dataset": data}),
+            (parts_of(BC, OnPolicyActor, storage=replay(20, rollout_size=4, n_step=3)), {"dataset": data}, cloning,
+             {"dataset": data}),
+            (rollouts, {"dataset": data}, cloning, {"dataset": data}),
+            (parts_of(update_every=7), {"dataset": data}, parts_of(), {"dataset": data}),
+            (parts_of(), {"dataset": tmp_path / "short.npz"}, parts_of(), {"dataset": data}),
+            (parts_of(), {"dataset": discrete}, parts_of(DQN, QActor, Choose), {"dataset": discrete}),
+            (parts_of(), {"dataset": tmp_path / "outside.npz"}, parts_of(), {"dataset": data}),
+            (parts_of(), {"dataset": tmp_path / "wide.npz"}, parts_of(), {"dataset": data}),
+            (parts_of(storage=replay(14, rollout_size=4)), {"dataset": data},
+             parts_of(storage=replay(15, rollout_size=4)), {"dataset": data}),
+            (parts_of(), {"dataset": data, "num_col_workers": 2}, parts_of(), {"num_col_workers": 2})):
+        with pytest.raises(ConfigError):
+            Scheme(*wrong, **options)
+        Scheme(*right, **remedy)
