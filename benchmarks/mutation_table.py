@@ -116,7 +116,7 @@ _ALGORITHMS = [
          ("torch.where(advantage < 0, bounded, surrogate)", "bounded"),
          ("error = torch.maximum(error, (clipped", "error = torch.minimum(error, (clipped"),
          ('info["kl"] > _KL_TOLERANCE *', 'info["kl"] >')),
-    *_of("agent/algorithms/on_policy.py", "agent/algorithms/test_on_policy_losses.py",
+    *_of("agent/algorithms/rollouts.py", "agent/algorithms/test_on_policy_losses.py",
          ("state[t + 1, e]", "state[t, e]")),
     *_of("agent/algorithms/optimizers.py", "agent/algorithms/test_optimizers.py",
          ("moment.copy_(F.hardshrink(moment, _NEGLIGIBLE))", "pass"),
