@@ -4,7 +4,8 @@ from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.appo import APPO
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
-from pytorchrl.agent.algorithms.dqn import DQN, ladder_epsilon
+from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.epsilon import ladder_epsilon
 from pytorchrl.agent.algorithms.impala import IMPALA
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO

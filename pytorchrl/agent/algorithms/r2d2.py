@@ -18,7 +18,8 @@ from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
-from pytorchrl.agent.algorithms.dqn import DQN, EPSILON_PER_WORKER_HELP
+from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.epsilon import EPSILON_PER_WORKER_HELP
 from pytorchrl.agent.algorithms.precision import BatchShape, example_rows
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import START, TARGET_UPDATE_INTERVAL_HELP
