@@ -269,8 +269,7 @@ def _check_sizes(
 ) -> None:
     """Raise `SpaceError` if a space has so many values that the layer for them would not fit into memory."""
     leaves = {} if not isinstance(extractor, str) else {
-        leaf: space for leaf, space in spaces.items()
-        if not (is_image(space) if extractor == "auto" else extractor in _IMAGE_EXTRACTORS and _has_image_axes(space))}
+        leaf: space for leaf, space in spaces.items() if _image_extractor(extractor, space) is None}
     for what, space, size, remedy in (
             *((f"observation leaf {leaf!r}", space, sizes[0], "or give a feature_extractor of your own")
               for leaf, space in leaves.items()),
@@ -305,6 +304,29 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
             stacklevel=2)
 
 
+def _image_extractor(extractor: str, space: gym.Space[object]) -> type[CNN] | type[ImpalaCNN] | None:
+    """Return the class of the extractor for a leaf; None means fully connected layers."""
+    if extractor != "auto":
+        return _IMAGE_EXTRACTORS.get(extractor) if _has_image_axes(space) else None
+    if not is_image(space):
+        return None
+    return CNN if min(image_shape(space, 1)[1:]) >= CNN.MIN_SIZE else ImpalaCNN
+
+
+def uses_norm(extractor: str | Callable[..., object], spaces: LeafSpaces, hidden_sizes: tuple[int, ...]) -> bool:
+    """Return whether an extractor has layers that the option `norm` normalizes: fully connected ones, or those of cnn.
+
+    Args:
+        extractor: The option `feature_extractor`.
+        spaces: Spaces of the leaves.
+        hidden_sizes: Units of each fully connected layer.
+    """
+    if not isinstance(extractor, str) or len(spaces) > 1:
+        return isinstance(extractor, str)
+    found = _image_extractor(extractor, next(iter(spaces.values())))
+    return bool(hidden_sizes) if found is None else found is CNN
+
+
 def _has_image_axes(space: gym.Space[object]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
 
@@ -317,17 +339,17 @@ def _build_extractor(
         with global_draws(generator):
             return _build_custom(chosen, spaces, options.normalize_obs)
 
+    norm = getattr(options, "norm", None)  # an option of `QActor` only
+
     def build(space: gym.Space[object]) -> nn.Module:
-        if chosen == "auto" and is_image(space):
-            extractor = CNN if min(image_shape(space, 1)[1:]) >= CNN.MIN_SIZE else ImpalaCNN
-            return extractor(space, generator=generator)
-        if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):
-            return _IMAGE_EXTRACTORS[chosen](space, generator=generator)
-        return MLP(space, hidden_sizes, options.activation, generator)
+        extractor = _image_extractor(chosen, space)
+        if extractor is None:
+            return MLP(space, hidden_sizes, options.activation, generator, norm)
+        return CNN(space, generator=generator, norm=norm) if extractor is CNN else extractor(space, generator=generator)
 
     if is_single:
         return build(spaces[OBS_LEAF])
-    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator)
+    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator, norm=norm)
 
 
 def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_obs: bool) -> nn.Module:

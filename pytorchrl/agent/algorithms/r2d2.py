@@ -72,7 +72,7 @@ class R2D2(DQN):
         """
 
         adam_eps: float = option(
-            1e-3, help="Epsilon of Adam and AdamW, added outside the square root.", low=0.0, exclusive=True)
+            1e-3, help="Epsilon of Adam, AdamW and RAdam, added outside the square root.", low=0.0, exclusive=True)
         gamma: float = option(0.997, help="Discount of rewards.", low=0.0, high=1.0)
         loss: str = option(
             "mse", help="Loss of a TD error: mse (half the square) or huber (half the square up to 1, linear beyond).",

@@ -366,7 +366,8 @@ def test_same_seed_gives_the_same_run(kind):
 
 @pytest.mark.parametrize(("kind", "options", "text"), [
     ("dqn", {"epsilon_per_worker": True, "final_epsilon": 0.1}, "final_epsilon needs epsilon_per_worker=False"),
-    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1}, "adam_eps needs optimizer='adam' or 'adamw', got optimizer='sgd'"),
+    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1},
+     "adam_eps needs optimizer='adam' or 'adamw' or 'radam', got optimizer='sgd'"),
     ("dqn", {"rmsprop_decay": 0.5}, "rmsprop_decay needs optimizer='rmsprop' or 'rmsprop_tf', got optimizer='adam'"),
     ("ddpg", {"noise": "ou", "noise_std": 0.3}, "noise_std needs noise='gaussian', got noise='ou'"),
     ("td3", {"ou_dt": 0.3}, "ou_dt needs noise='ou', got noise='gaussian'"),
