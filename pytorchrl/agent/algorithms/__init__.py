@@ -9,6 +9,7 @@ from pytorchrl.agent.algorithms.epsilon import ladder_epsilon
 from pytorchrl.agent.algorithms.impala import IMPALA
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO
+from pytorchrl.agent.algorithms.pqn import PQN
 from pytorchrl.agent.algorithms.r2d2 import R2D2
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
@@ -17,7 +18,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
+    "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "PQN", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
     "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]
 

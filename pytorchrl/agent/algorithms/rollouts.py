@@ -84,7 +84,7 @@ class RolloutAlgorithm(Algorithm):
     def __init__(self, options: RolloutAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        self._flat = self.groups["all"]
+        (self._flat,) = self.groups.values()
         self._compiled = CompiledGradient(
             self._evaluate_loss, self._flat.params, self.actor, self.device, self.prepare_batch,
             has_memory=self.actor.is_recurrent) if options.is_compiled else None
