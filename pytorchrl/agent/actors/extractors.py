@@ -250,7 +250,7 @@ class MLP(nn.Module):
         activation, weights = self._activation, self._weights
         if weights is None:
             activation = _NOT_IN_PLACE.get(activation, activation)  # a hook may keep the outputs of a layer
-            norms: Sequence[Callable[[Tensor], Tensor]] = self.norms or [_unchanged] * len(self.layers)
+            norms: Sequence[Callable[[Tensor], Tensor]] = self.norms or [unchanged] * len(self.layers)
             for module, norm in zip(self.layers, norms, strict=True):
                 x = activation(norm(module(x)))
             return x
@@ -260,7 +260,8 @@ class MLP(nn.Module):
         return x
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def unchanged(x: Tensor) -> Tensor:
+    """Return `x` itself: the normalization of networks without one."""
     return x
 
 
@@ -305,7 +306,7 @@ class CNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of images (B, C, H, W); see `image_input` for unsigned bytes."""
         x, scale = image_input(x, self._largest)
-        norm1, norm2, norm3, norm4 = self.norms or (_unchanged,) * 4
+        norm1, norm2, norm3, norm4 = self.norms or (unchanged,) * 4
         x = torch.relu_(norm1(F.conv2d(x, self.conv1.weight * scale, self.conv1.bias, stride=4)))
         x = torch.relu_(norm2(F.conv2d(x, self.conv2.weight, self.conv2.bias, stride=2)))
         x = torch.relu_(norm3(F.conv2d(x, self.conv3.weight, self.conv3.bias)))

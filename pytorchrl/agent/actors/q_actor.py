@@ -49,7 +49,8 @@ class QActor(ReplayActor):
         noisy: bool = option(
             False, help="Add noise with a learned scale to the parameters of the heads, to explore without epsilon.")
         norm: str | None = option(
-            None, help="Normalization before each activation of fully connected layers and of cnn: layer, or None.",
+            None, help="Normalization before the activations of fully connected layers, and of convolutions of cnn: "
+                       "layer, or None.",
             choices=NORMS)
         prev_action_reward: bool = option(
             False, help="Add the previous action and reward to the inputs of the memory; both are 0 at the start of an "
@@ -61,8 +62,8 @@ class QActor(ReplayActor):
             if self.norm is not None and not uses_norm(
                     self.feature_extractor, self.observation_space, self.hidden_sizes):
                 raise error_of([Problem(
-                    f"norm={self.norm!r} needs fully connected layers or cnn, which feature_extractor="
-                    f"{self.feature_extractor!r} does not have for these observations",
+                    f"norm={self.norm!r} needs hidden layers of this library, got feature_extractor="
+                    f"{self.feature_extractor!r} and hidden_sizes={self.hidden_sizes}",
                     "leave norm out, or normalize in an extractor of your own", ("norm", "feature_extractor"))])
 
         def contradictions(self) -> Iterator[Problem]:

@@ -314,17 +314,17 @@ def _image_extractor(extractor: str, space: gym.Space[object]) -> type[CNN] | ty
 
 
 def uses_norm(extractor: str | Callable[..., object], spaces: LeafSpaces, hidden_sizes: tuple[int, ...]) -> bool:
-    """Return whether an extractor has layers that the option `norm` normalizes: fully connected ones, or those of cnn.
+    """Return whether an extractor has hidden layers that the option `norm` normalizes.
 
     Args:
         extractor: The option `feature_extractor`.
         spaces: Spaces of the leaves.
         hidden_sizes: Units of each fully connected layer.
     """
-    if not isinstance(extractor, str) or len(spaces) > 1:
-        return isinstance(extractor, str)
-    found = _image_extractor(extractor, next(iter(spaces.values())))
-    return bool(hidden_sizes) if found is None else found is CNN
+    if not isinstance(extractor, str):
+        return False
+    return bool(hidden_sizes) or len(spaces) > 1 or _image_extractor(
+        extractor, next(iter(spaces.values()))) is not None
 
 
 def _has_image_axes(space: gym.Space[object]) -> bool:
@@ -345,7 +345,7 @@ def _build_extractor(
         extractor = _image_extractor(chosen, space)
         if extractor is None:
             return MLP(space, hidden_sizes, options.activation, generator, norm)
-        return CNN(space, generator=generator, norm=norm) if extractor is CNN else extractor(space, generator=generator)
+        return extractor(space, generator=generator, norm=norm)
 
     if is_single:
         return build(spaces[OBS_LEAF])

@@ -13,6 +13,7 @@ from pytorchrl import (
     DQN,
     IMPALA,
     PPO,
+    PQN,
     R2D2,
     SAC,
     TD3,
@@ -81,6 +82,8 @@ AGENTS = {
     "dqn, prioritised": lambda: q_learning(
         DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200),
         PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=cosine(0.4, 1.0))),
+    "pqn": lambda: q_learning(PQN.create_factory(num_epochs=2, num_mini_batch=2, epsilon_steps=200),
+                              GAEBuffer.create_factory(8), norm="layer", normalize_obs=True),
     "r2d2": lambda: q_learning(
         R2D2.create_factory(**REPLAY),
         SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pytorchrl import (
-    A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor,
+    A2C, APPO, DDPG, DQN, IMPALA, PPO, PQN, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor,
     PERBuffer, QActor,
     ReplayBuffer, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
 )
@@ -28,7 +28,7 @@ from tests.unit.scheme.conftest import chessboard
 ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "mini_batch_size": 4, "update_every": 4,
                                                              "num_updates": 1}
 ALGORITHMS = {
-    **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO)},
+    **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO, PQN)},
     **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC)}}
 STORAGES = {
     **{cls.__name__: cls.create_factory(4) for cls in (GAEBuffer, VTraceBuffer)},
@@ -66,6 +66,7 @@ TRAINING = {
     *itertools.product(("IMPALA", "APPO"), ("VTraceBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
                        (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
     *itertools.product(("DQN",), KEPT, ("QActor",), DISCRETE),
+    *itertools.product(("PQN",), ("GAEBuffer",), ("QActor",), DISCRETE),
     *itertools.product(("R2D2",), ("RolloutSequenceBuffer", "SequenceBuffer"), ("QActor with memory",), DISCRETE),
     *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
     *itertools.product(("SAC",), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES))}

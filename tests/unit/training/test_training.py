@@ -211,8 +211,9 @@ def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algor
     agent = train(algorithm, env, target_steps=300, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1
     assert agent.agent.storage_factory.cls is {
-        "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "impala": pytorchrl.VTraceBuffer,
-        "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(algorithm, pytorchrl.ReplayBuffer)
+        "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "pqn": pytorchrl.GAEBuffer,
+        "impala": pytorchrl.VTraceBuffer, "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(
+            algorithm, pytorchrl.ReplayBuffer)
 
 
 def test_replay_is_uniform_unless_priorities_are_requested():

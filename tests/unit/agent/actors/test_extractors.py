@@ -132,6 +132,15 @@ def test_layer_normalization_precedes_each_activation_of_the_nature_network():
     torch.testing.assert_close(net(x), expected, atol=1e-4, rtol=1e-4)
 
 
+def test_layer_normalization_follows_the_linear_layer_of_residual_networks():
+    net, plain = (ImpalaCNN(SMALL, 7, _generator(), norm) for norm in ("layer", None))
+    x = _images(SMALL)
+    plain.head.bias.data.fill_(100.0)  # so that no output is cut off by the ReLU
+    rows = plain(x) - 100.0
+    expected = F.relu((rows - rows.mean(1, keepdim=True)) / (rows.var(1, keepdim=True, correction=0) + 1e-5).sqrt())
+    torch.testing.assert_close(net(x), expected, atol=1e-3, rtol=1e-3)
+
+
 def test_equal_seeds_give_equal_weights_and_the_global_rng_is_not_used():
     before = torch.get_rng_state()
     for extractor in (CNN, FixupCNN, MLP):

@@ -199,6 +199,7 @@ def test_checkpoint_loads_policy_and_normalizers_or_raises(tmp_path):
 
 @pytest.mark.parametrize(("observations", "options", "names"), [
     (VECTOR, {"hidden_sizes": (8, 8)}, ["extractor"] * 2), (IMAGE, {}, ["extractor"] * 4),
+    (IMAGE, {"feature_extractor": "impala"}, ["extractor"]), (IMAGE, {"feature_extractor": "fixup"}, ["extractor"]),
     (NESTED, {"hidden_sizes": (8,)}, ["extractor"] * 2 + ["joint"] * 2)])
 def test_norm_normalizes_every_hidden_layer(observations, options, names):
     actor = _actor(QActor, observations, norm="layer", **options)
@@ -210,10 +211,9 @@ def test_norm_normalizes_every_hidden_layer(observations, options, names):
 
 
 @pytest.mark.parametrize(("observations", "options"), [
-    (VECTOR, {"hidden_sizes": ()}), (IMAGE, {"feature_extractor": "impala"}), (SMALL_IMAGE, {"feature_extractor": MLP}),
-    (gym.spaces.Box(0, 255, (3, 20, 20), np.uint8), {})])
+    (VECTOR, {"hidden_sizes": ()}), (SMALL_IMAGE, {"feature_extractor": MLP})])
 def test_a_norm_that_would_reach_no_layer_is_refused(observations, options):
-    with pytest.raises(ConfigError, match=r"norm='layer' needs fully connected layers or cnn, .*; leave norm out"):
+    with pytest.raises(ConfigError, match=r"norm='layer' needs hidden layers of this library, .*; leave norm out"):
         QActor.create_factory(observations, FOUR, norm="layer", **options)
 
 

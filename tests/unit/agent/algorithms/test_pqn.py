@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import DQN, PPO, PQN, GAEBuffer, QActor, ReplayBuffer, Scheme, VecEnv
+from pytorchrl import DQN, PPO, PQN, GAEBuffer, QActor, ReplayBuffer, Scheme, VecEnv, load
+from pytorchrl import train as train_agent
 from pytorchrl.agent.data import Step
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, SpaceError, UnknownParameterError
 
@@ -186,6 +187,30 @@ def test_compiled_gradients_equal_others(train, traced_only):
     compiled, compiled_infos = train(PQN, compile=True, **settings)
     torch.testing.assert_close(compiled.algorithm.groups["q"].data, plain.algorithm.groups["q"].data)
     assert compiled_infos[-1] == pytest.approx(infos[-1], rel=1e-4)
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+def test_a_compiler_computes_the_same_gradients(build, collect, made_up_steps):
+    settings = {**Q, "actor": {"norm": "layer", "hidden_sizes": (16, 8)}}
+    parts, other = build(PQN, compile=True, **settings), build(PQN, compile=False, **settings)
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4, masked=True))])
+    parts.storage.before_gradients()
+    batch = next(parts.storage.generate_batches(1))
+    (found,), info = parts.algorithm.compute_gradients(batch)
+    (expected,), plain = other.algorithm.compute_gradients(batch)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert info == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_trained_agent_acts_and_is_exported(tmp_path):
+    agent = train_agent("pqn", "CartPole-v1", target_steps=600, seed=1, progress=False, log_dir=str(tmp_path / "run"))
+    (file,) = agent.export(tmp_path / "policy.pt2", to="torch", checks=50)  # compares the actions of both
+    assert file.path.is_file()
+    loaded = load(tmp_path / "run")
+    for obs in np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32):
+        assert loaded.act(obs) == agent.act(obs)
 
 
 def test_a_term_of_a_subclass_enters_the_loss(train):
