@@ -35,11 +35,12 @@ _CONTINUOUS: dict[str, dict[str, object]] = {
 }
 _CONTINUOUS["box2d"] = {**_CONTINUOUS["mujoco"], "target_steps": 500_000}
 _DDPG = {"policy": "deterministic", "num_critics": 1}
+_MPO = {"policy": "gaussian", "sample_action_num": 20}
 _REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, object]] = {
     (name, family): {**common, **own, **(classic if family == "classic" else {})}
     for name, own, classic in (
         ("sac", {}, {"lr_pi": 1e-3}), ("td3", {"policy": "deterministic"}, {"lr_q": 1e-3, "lr_pi": 1e-3}),
-        ("ddpg", _DDPG, {"lr_pi": 1e-3}))
+        ("ddpg", _DDPG, {"lr_pi": 1e-3}), ("mpo", _MPO, {"lr_q": 1e-3, "lr_pi": 1e-3}))
     for family, common in _CONTINUOUS.items()}
 _MEMORY = {"recurrent_net": "lstm", "dueling": True}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
@@ -193,7 +194,7 @@ for _name in ("ppo", "impala", "appo"):
     _of_kind(_name, "vectors", "vectors", normalize_obs=True)
 for _suite, _kind in (("mujoco", "continuous"), ("atari", "images"), ("box2d", "vectors")):
     _of_kind("a2c", _suite, _kind, lr=linear(7e-4, 0.0), normalize_obs=True)
-for _name in ("sac", "td3", "ddpg"):
+for _name in ("sac", "td3", "ddpg", "mpo"):
     _of_kind(_name, "mujoco", "continuous")
 for _name in ("dqn", "r2d2", "sac"):
     _of_kind(_name, "atari", "images", _EXPLORATION, start_steps=10_000)

@@ -36,7 +36,7 @@ def test_dqn_solves_cartpole(variant):
 @pytest.mark.learning
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg"])
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg", "mpo"])
 def test_continuous_control_swings_a_pendulum_up(algorithm, seed):
     result, summary = play(algorithm, "Pendulum-v1", seed, target_steps=20_000)
     assert result >= -200, summary

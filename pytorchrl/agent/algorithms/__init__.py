@@ -7,6 +7,7 @@ from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
 from pytorchrl.agent.algorithms.dqn import DQN
 from pytorchrl.agent.algorithms.epsilon import ladder_epsilon
 from pytorchrl.agent.algorithms.impala import IMPALA
+from pytorchrl.agent.algorithms.mpo import MPO
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.pqn import PQN
@@ -18,7 +19,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "PQN", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
+    "A2C", "APPO", "DDPG", "DQN", "IMPALA", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
     "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]
 

@@ -219,7 +219,7 @@ def test_all_unknown_names_are_reported_at_once(agent):
     (lambda agent: PPO.create_factory(n_steps=1),
      "PPO has no option 'n_steps'; in this package, use 'size' of the storage of rollouts (steps of each environment)"),
     (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['a2c', 'appo', 'ddpg', 'dqn', 'impala', "
-                                                "'ppo', 'r2d2', 'sac', 'td3'], "
+                                                "'mpo', 'ppo', 'pqn', 'r2d2', 'sac', 'td3'], "
      "a class or 'module:Class', got 'PPO'; did you mean 'ppo'?"),
     (lambda agent: train(GAEBuffer, "CartPole-v1"), "algorithm must be a class that derives from Algorithm, "
      "got <class 'pytorchrl.agent.storages.on_policy.GAEBuffer'>"),

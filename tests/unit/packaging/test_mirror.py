@@ -34,6 +34,7 @@ COVERED_BY = {
         "a2c": ["agent/algorithms/test_on_policy_losses"],
         "appo": ["agent/algorithms/test_impala_appo"],
         "base": ["agent/algorithms/test_on_policy", "agent/algorithms/test_replay"],
+        "duals": ["agent/algorithms/test_mpo"],
         "epsilon": ["agent/algorithms/test_dqn"],
         "impala": ["agent/algorithms/test_impala_appo"],
         "ppo": ["agent/algorithms/test_on_policy_losses"],

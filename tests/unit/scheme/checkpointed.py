@@ -12,6 +12,7 @@ from pytorchrl import (
     DDPG,
     DQN,
     IMPALA,
+    MPO,
     PPO,
     PQN,
     R2D2,
@@ -97,6 +98,7 @@ AGENTS = {
                               num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
                               normalize_obs=True),
+    "mpo": lambda: continuous(MPO.create_factory(**REPLAY, lr_dual=0.1, target_update_interval=3), policy="gaussian"),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
     "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor,

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from pytorchrl import (
-    A2C, APPO, DDPG, DQN, IMPALA, PPO, PQN, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor,
+    A2C, APPO, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor,
+    OnPolicyActor,
     PERBuffer, QActor,
     ReplayBuffer, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
 )
@@ -29,7 +30,7 @@ ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "
                                                              "num_updates": 1}
 ALGORITHMS = {
     **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO, PQN)},
-    **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC)}}
+    **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC, MPO)}}
 STORAGES = {
     **{cls.__name__: cls.create_factory(4) for cls in (GAEBuffer, VTraceBuffer)},
     **{cls.__name__: cls.create_factory(64, rollout_size=4) for cls in (ReplayBuffer, PERBuffer)},
@@ -42,7 +43,8 @@ ACTORS = {
     "QActor": (QActor, {}),
     "QActor with memory": (QActor, MEMORY),
     "OffPolicyActor": (OffPolicyActor, {}),
-    "OffPolicyActor, deterministic": (OffPolicyActor, {"policy": "deterministic"})}
+    "OffPolicyActor, deterministic": (OffPolicyActor, {"policy": "deterministic"}),
+    "OffPolicyActor, gaussian": (OffPolicyActor, {"policy": "gaussian"})}
 SPACES = {
     "Discrete": gym.spaces.Discrete(3),
     "Discrete from 2": gym.spaces.Discrete(3, start=2),
@@ -69,7 +71,8 @@ TRAINING = {
     *itertools.product(("PQN",), ("GAEBuffer",), ("QActor",), DISCRETE),
     *itertools.product(("R2D2",), ("RolloutSequenceBuffer", "SequenceBuffer"), ("QActor with memory",), DISCRETE),
     *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
-    *itertools.product(("SAC",), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES))}
+    *itertools.product(("SAC", "MPO"), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES)),
+    *itertools.product(("MPO",), KEPT, ("OffPolicyActor, gaussian",), BOXES)}
 pytestmark = pytest.mark.xdist_group("fit")  # the tests share the results that `outcome` has kept
 UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
 """Action spaces that no actor accepts."""

@@ -205,8 +205,8 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
 
 @pytest.mark.parametrize("algorithm", registered())
 def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
-    is_continuous = algorithm in ("ddpg", "td3", "sac")
-    early = {"start_steps": 150} if algorithm in ("dqn", "ddpg", "td3", "sac", "r2d2") else {}
+    is_continuous = algorithm in ("ddpg", "td3", "sac", "mpo")
+    early = {"start_steps": 150} if algorithm in ("dqn", "ddpg", "td3", "sac", "mpo", "r2d2") else {}
     env = "Pendulum-v1" if is_continuous else "CartPole-v1"
     agent = train(algorithm, env, target_steps=300, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1

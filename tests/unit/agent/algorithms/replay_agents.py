@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor
-from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
+from pytorchrl.agent.algorithms import DDPG, DQN, MPO, SAC, TD3
 from pytorchrl.agent.data import ReplayBatch
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -18,7 +18,8 @@ KINDS = {
     "dqn": (DQN, QActor, DISCRETE, {}), "noisy_dqn": (DQN, QActor, DISCRETE, {"noisy": True, "dueling": True}),
     "ddpg": (DDPG, OffPolicyActor, BOX, {"policy": "deterministic", "num_critics": 1}),
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}), "sac": (SAC, OffPolicyActor, BOX, {}),
-    "discrete_sac": (SAC, OffPolicyActor, DISCRETE, {}),
+    "discrete_sac": (SAC, OffPolicyActor, DISCRETE, {}), "mpo": (MPO, OffPolicyActor, BOX, {"policy": "gaussian"}),
+    "discrete_mpo": (MPO, OffPolicyActor, DISCRETE, {}),
 }
 OBS = {"obs": np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)}
 ROWS = np.zeros(6, bool)

@@ -281,14 +281,15 @@ def test_every_parameter_is_in_one_group(kind):
     grouped = [id(param) for vector in algorithm.groups.values() for param in vector.params]
     mine = {id(param) for param in algorithm.actor.parameters()}
     mine |= {id(algorithm.log_alpha)} if "sac" in kind else set()
+    mine |= set(map(id, algorithm.duals.values())) if "mpo" in kind else set()
     assert len(grouped) == len(set(grouped))
     assert set(grouped) == mine
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_give_the_gradient_of_the_whole_batch(kind):
-    # The losses of td3, sac and noisy_dqn sample noise. The noise of slices would differ from that of the batch.
-    algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")
+    # The losses of td3, sac, mpo and noisy_dqn sample noise. The noise of slices would differ from that of the batch.
+    algorithm = make(kind if kind not in ("td3", "sac", "mpo", "noisy_dqn") else "ddpg")
     whole = make_batch(algorithm)
     halves = [dataclasses.replace(
         whole, obs={"obs": whole.obs["obs"][rows]}, next_obs={"obs": whole.next_obs["obs"][rows]},
