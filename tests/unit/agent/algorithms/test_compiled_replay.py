@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor
-from pytorchrl.agent.algorithms import DQN, R2D2, SAC, TD3, compiled
+from pytorchrl.agent.algorithms import DQN, MPO, R2D2, SAC, TD3, compiled
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
@@ -25,6 +25,8 @@ CASES = {
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
     "small sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": ()}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
+    "mpo": (MPO, OffPolicyActor, BOX, {"policy": "gaussian"}, False),
+    "discrete mpo": (MPO, OffPolicyActor, DISCRETE, {}, True),
 }
 
 
