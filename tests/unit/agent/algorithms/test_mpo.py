@@ -231,6 +231,21 @@ def test_losses_and_gradients_equal_plain_formulas(space, options, mask):
         torch.testing.assert_close(gradient, other, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("space", "options"), [(BOX, {"per_dim_constraining": True}), (DISCRETE, {})])
+def test_graphs_of_the_losses_equal_the_losses(traced_only, space, options):
+    plain, compiled = (make(space, compile=is_compiled, **options) for is_compiled in (False, True))
+    for seed in range(3):
+        batch = make_batch(plain, seed=seed)
+        (expected, wanted), (gradients, info) = (
+            algorithm.compute_gradients(batch) for algorithm in (plain, compiled))
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+        assert info.pop("errors").tolist() == pytest.approx(wanted.pop("errors").tolist(), rel=1e-4)
+        assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        for algorithm in (plain, compiled):
+            algorithm.apply_gradients([gradient.clone() for gradient in expected])
+
+
 def test_means_and_standard_deviations_move_separately():
     """Check that one half of the policy's outputs gets no gradient from the other half's likelihood and divergence."""
     algorithm = make()
