@@ -22,8 +22,8 @@ GOLDEN_Q = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 4.0]]).T
 def make(space=BOX, seed=5, actor=None, **options):
     policy = {"policy": "gaussian"} if space is BOX else {}
     built = OffPolicyActor.create_factory(SPACE, space, **{"hidden_sizes": (6,), **policy, **(actor or {})})(seed=2)
-    algorithm = MPO.create_factory(**{"sample_action_num": 3} if space is BOX else {}, **options)(
-        actor=built, seed=seed)
+    few = {"sample_action_num": 3} if space is BOX else {}
+    algorithm = MPO.create_factory(**{**few, **options})(actor=built, seed=seed)
     # The target networks differ from the others, as after an update.
     generator = torch.Generator().manual_seed(9)
     for vector in algorithm._target_vectors.values():
@@ -282,6 +282,25 @@ def test_alpha_stays_below_its_limit():
         algorithm.apply_gradients(algorithm.compute_gradients(make_batch(algorithm))[0])
     info = algorithm.compute_gradients(make_batch(algorithm))[1]
     assert (info["alpha_mean"], info["alpha_var"]) == pytest.approx((2.0, 2.0), rel=1e-5)
+
+
+@pytest.mark.parametrize(("space", "option", "value"), [
+    (BOX, "lr_q", 1e-2), (BOX, "lr_pi", 1e-2), (BOX, "lr_dual", 1e-1), (BOX, "dual_constraint", 1.0),
+    (BOX, "kl_mean_constraint", 1.0), (BOX, "kl_var_constraint", 1.0), (DISCRETE, "kl_constraint", 1.0),
+    (BOX, "sample_action_num", 5), (BOX, "per_dim_constraining", True), (BOX, "dual_solver", "exact"),
+    (BOX, "init_temperature", 1.0), (BOX, "init_alpha_mean", 1.0), (DISCRETE, "init_alpha_mean", 1.0),
+    (BOX, "init_alpha_var", 1.0), (BOX, "alpha_max", 1.0), (BOX, "polyak", 0.5), (BOX, "target_update_interval", 1),
+    (BOX, "max_grad_norm", 1e-3)])
+def test_every_option_changes_what_is_learned(space, option, value):
+    states = []
+    for options in ({}, {option: value}):
+        algorithm = make(space, **{"target_update_interval": 2, "optimizer": "sgd", **options})
+        for seed in range(3):
+            algorithm.apply_gradients(algorithm.compute_gradients(make_batch(algorithm, seed=seed))[0])
+        _, info = algorithm.compute_gradients(make_batch(algorithm, seed=3))
+        states.append([algorithm.groups["q"].data.sum().item(), algorithm.groups["pi"].data.sum().item(),
+                       info["loss_dual"], info["loss_pi"], info["temperature"]])
+    assert states[0] != states[1]
 
 
 # Acting and parts
