@@ -8,7 +8,7 @@ from __future__ import annotations
 
 KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str]]]]] = {
     "each environment explores by itself": [
-        ("agent/algorithms/dqn.py", "agent/algorithms/test_dqn.py -k explores or random_actions", [
+        ("agent/algorithms/epsilon.py", "agent/algorithms/test_dqn.py -k explores or random_actions", [
             ("rand(num_envs, ", "rand(1, "),
             ("explores.all())", "explores.any())"),
             ("explores.any()", "explores.all()"),

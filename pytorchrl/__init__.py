@@ -15,7 +15,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
-    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3
+    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3
     from pytorchrl.agent.env import VecEnv
     from pytorchrl.agent.multi import MultiAgentVecEnv, multi_agent
     from pytorchrl.agent.options import Factory
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
-    "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3"),
+    "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
     "pytorchrl.agent.multi": ("MultiAgentVecEnv", "multi_agent"),
     "pytorchrl.agent.options": ("Factory",),
@@ -55,10 +55,10 @@ _DEPRECATED: dict[str, tuple[str, str]] = {}
 
 __all__ = [  # noqa: RUF022 - names are sorted without regard to case, as readers look them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
-    "GAEBuffer", "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor",
-    "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer",
-    "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent",
-    "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "GAEBuffer", "IMPALA", "Learner", "linear", "load", "MPO", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor",
+    "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PQN", "PyTorchRLError", "QActor", "R2D2",
+    "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train",
+    "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 

@@ -33,8 +33,8 @@ Arrays = dict[str, np.ndarray]
 LossParameters = Mapping[str, Numeric]
 """The current values of updatable options, by name: floats, or scalar tensors in a compiled loss."""
 
-ValuesOf = Callable[[Obs, Obs, Tensor], Tensor]
-"""A function of observations, memory states and starts of episodes, of B rows each, that returns (B,)."""
+ValuesOf = Callable[[Obs, Obs, Tensor, Tensor | None], Tensor]
+"""A function of B rows of observations, memory states, starts of episodes and masks, or None, that returns (B,)."""
 
 Evaluate = Callable[[ValuesOf, Obs, Obs, Tensor], Tensor]
 """A function that applies a `ValuesOf` to rows on any device, in parts that fit into memory."""

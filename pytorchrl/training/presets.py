@@ -35,11 +35,12 @@ _CONTINUOUS: dict[str, dict[str, object]] = {
 }
 _CONTINUOUS["box2d"] = {**_CONTINUOUS["mujoco"], "target_steps": 500_000}
 _DDPG = {"policy": "deterministic", "num_critics": 1}
+_MPO = {"policy": "gaussian", "sample_action_num": 20}
 _REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, object]] = {
     (name, family): {**common, **own, **(classic if family == "classic" else {})}
     for name, own, classic in (
         ("sac", {}, {"lr_pi": 1e-3}), ("td3", {"policy": "deterministic"}, {"lr_q": 1e-3, "lr_pi": 1e-3}),
-        ("ddpg", _DDPG, {"lr_pi": 1e-3}))
+        ("ddpg", _DDPG, {"lr_pi": 1e-3}), ("mpo", _MPO, {"lr_q": 1e-3, "lr_pi": 1e-3}))
     for family, common in _CONTINUOUS.items()}
 _MEMORY = {"recurrent_net": "lstm", "dueling": True}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
@@ -75,6 +76,8 @@ _REPLAY_PRESETS |= {
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
         **_ATARI},
 }
+_PQN = {"num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5e-4, 0.0), "gae_lambda": 0.65,
+        "norm": "layer"}
 # Additions to the presets of DQN for a distribution of the return, by suite. The range on CartPole is that of
 # https://docs.cleanrl.dev/rl-algorithms/c51, and contains the discounted returns of all classic environments. The rates
 # on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018.
@@ -121,6 +124,13 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
+    # Those of CleanRL, as its `pqn.py` and `pqn_atari_envpool.py` have them.
+    ("pqn", "classic"): {
+        **_PQN, "num_envs": 4, "epsilon_steps": 250_000, "hidden_sizes": (120, 84), "target_steps": 500_000},
+    ("pqn", "box2d"): {
+        **_PQN, "num_envs": 16, "gamma": 0.999, "epsilon_steps": 250_000, "target_steps": 1_000_000},
+    ("pqn", "atari"): {
+        **_PQN, "num_envs": 8, "epsilon_steps": 1_000_000, "final_epsilon": 0.01, "target_steps": 10_000_000, **_ATARI},
     # A train batch is a rollout of one collector, also with the architecture `impala`. On Atari it has 500 steps, as in
     # https://github.com/ray-project/rl-experiments.
     ("impala", "classic"): {
@@ -202,7 +212,7 @@ for _name in ("ppo", "impala", "appo"):
     _of_kind(_name, "vectors", "vectors", normalize_obs=True)
 for _suite, _kind in (("mujoco", "continuous"), ("atari", "images"), ("box2d", "vectors")):
     _of_kind("a2c", _suite, _kind, lr=linear(7e-4, 0.0), normalize_obs=True)
-for _name in ("sac", "td3", "ddpg"):
+for _name in ("sac", "td3", "ddpg", "mpo"):
     _of_kind(_name, "mujoco", "continuous")
 for _name in ("dqn", "r2d2", "sac"):
     _of_kind(_name, "atari", "images", _EXPLORATION, start_steps=10_000)
@@ -210,6 +220,8 @@ for _name in ("td3", "ddpg"):
     _of_kind(_name, "mujoco", "images", replay_size=100_000)
 _of_kind("sac", "atari", "vectors", start_steps=5000)
 _of_kind("dqn", "atari", "vectors", _EXPLORATION, start_steps=1000, epsilon_steps=20_000)
+_of_kind("pqn", "atari", "images", _EXPLORATION, normalize_obs=True)
+_of_kind("pqn", "atari", "vectors", _EXPLORATION, normalize_obs=True, lr=linear(1e-3, 0.0), epsilon_steps=50_000)
 _of_kind("r2d2", "vectors", "vectors")
 
 
@@ -289,8 +301,12 @@ def preset(
         kind = (options.get("distribution"), suite)
         found |= _OF_DISTRIBUTION.get(kind, {})
         found |= _OF_PRIORITIZED.get(kind, {}) if options.get("prioritized") else {}
-    if suite in KINDS and not isinstance(options.get("feature_extractor", ""), str):
-        found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
+    if options.get("block") == "simba":
+        found.pop("norm", None)  # residual blocks have layer norms of their own
+    if not isinstance(options.get("feature_extractor", ""), str):
+        found.pop("norm", None)  # which normalizes the library's layers only
+        if suite in KINDS:
+            found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
     if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise
         found.pop("train_batch_size", None)
     if options.get("kind") == "batch":  # each rollout is one sequence, so `num_steps` is the length of a sequence

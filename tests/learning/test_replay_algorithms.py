@@ -52,7 +52,7 @@ def test_tqc_swings_a_pendulum_up():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(("algorithm", "options"), [
-    ("sac", {}), ("td3", {}), ("ddpg", {}),
+    ("sac", {}), ("td3", {}), ("ddpg", {}), ("mpo", {}),
     pytest.param("sac", {"block": "simba", "hidden_sizes": (64,), "normalize_obs": True, "optimizer": "adamw"},
                  id="sac with residual blocks")])
 def test_continuous_control_swings_a_pendulum_up(algorithm, options, seed):

@@ -68,7 +68,7 @@ def _he_normal(inputs: int, outputs: int, generator: torch.Generator | None) -> 
 
 def vector_network(
     space: gym.Space[object] | int, hidden_sizes: tuple[int, ...], activation: str, block: str,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | None = None, norm: str | None = None,
 ) -> MLP | Simba:
     """Return a network over a leaf, or over vectors of a given size.
 
@@ -79,10 +79,11 @@ def vector_network(
         activation: Name of the activation function after each layer; residual blocks have ReLU.
         block: "mlp" for fully connected layers, or "simba" for residual blocks.
         generator: CPU generator for the initial weights.
+        norm: Normalization of fully connected layers; see `MLP`.
     """
     if block == "simba" and hidden_sizes:
         return Simba(space, hidden_sizes, generator)
-    return MLP(space, hidden_sizes, activation, generator)
+    return MLP(space, hidden_sizes, activation, generator, norm)
 
 
 class DictNet(nn.Module):
@@ -94,16 +95,18 @@ class DictNet(nn.Module):
         hidden_sizes: tuple[int, ...] = (256, 256),
         generator: torch.Generator | None = None,
         block: str = BLOCKS[0],
+        norm: str | None = None,
     ) -> None:
         """Build the network from `extractors`, a mapping from each leaf to a module with `out_features`.
 
-        `block` is the kind of the network over the concatenated features; see `vector_network`.
+        `block` and `norm` are those of the network over the concatenated features; see `vector_network`.
         """
         super().__init__()
         self._leaves = list(extractors)
         # This is a list, not a ModuleDict, because the name of a leaf may contain a dot, unlike the name of a module.
         self.extractors = nn.ModuleList(extractors.values())
-        self.joint = vector_network(sum(map(num_features, extractors.values())), hidden_sizes, "relu", block, generator)
+        self.joint = vector_network(
+            sum(map(num_features, extractors.values())), hidden_sizes, "relu", block, generator, norm)
         self.out_features = self.joint.out_features
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:

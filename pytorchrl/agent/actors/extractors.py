@@ -32,6 +32,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }
 """Activation functions by name."""
+NORMS = (None, "layer")
+"""Normalizations before the activations: none, or layer normalization (Ba et al. 2016)."""
 _NOT_IN_PLACE: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
     torch.tanh_: torch.tanh, torch.relu_: torch.relu,
 }
@@ -207,8 +209,12 @@ class MLP(nn.Module):
         hidden_sizes: tuple[int, ...] = (64, 64),
         activation: str = "tanh",
         generator: torch.Generator | None = None,
+        norm: str | None = None,
     ) -> None:
-        """Build the layers; if `hidden_sizes` is empty, the features are the encoded leaf."""
+        """Build the layers; if `hidden_sizes` is empty, the features are the encoded leaf.
+
+        With `norm="layer"`, layer normalization precedes each activation.
+        """
         super().__init__()
         size = space if isinstance(space, int) else encoded_size(space)
         # Vectors of floats, by far the most common kind of leaf, need no encoding.
@@ -221,6 +227,7 @@ class MLP(nn.Module):
             layers.append(linear(size, hidden_size, generator=generator))
             size = hidden_size
         self.layers = module_list(layers)
+        self.norms = module_list(nn.LayerNorm(size) for size in hidden_sizes if norm is not None)
         self.out_features = size
         self._activation = ACTIVATIONS[activation]
         self.look_up_weights()
@@ -232,7 +239,7 @@ class MLP(nn.Module):
             once: Whether to look up the parameters now and only now, which makes small networks twice as fast, unless
                 layers have hooks or recompute their weights. `torch.export` would not find the parameters' names.
         """
-        is_plain = once and all(map(is_linear, self.layers))
+        is_plain = once and not self.norms and all(map(is_linear, self.layers))
         self._weights: list[tuple[Tensor, Tensor]] | None = (
             [(layer.weight, layer.bias) for layer in self.layers] if is_plain else None)
 
@@ -243,13 +250,19 @@ class MLP(nn.Module):
         activation, weights = self._activation, self._weights
         if weights is None:
             activation = _NOT_IN_PLACE.get(activation, activation)  # a hook may keep the outputs of a layer
-            for module in self.layers:
-                x = activation(module(x))
+            norms: Sequence[Callable[[Tensor], Tensor]] = self.norms or [unchanged] * len(self.layers)
+            for module, norm in zip(self.layers, norms, strict=True):
+                x = activation(norm(module(x)))
             return x
         layer = _compiled_linear if torch.compiler.is_compiling() and x.is_cpu else F.linear
         for weight, bias in weights:
             x = activation(layer(x, weight, bias))
         return x
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Return `x` itself: the normalization of networks without one."""
+    return x
 
 
 def image_input(x: Tensor, largest: float) -> tuple[Tensor, float]:
@@ -266,7 +279,7 @@ class CNN(nn.Module):
     """The network of Mnih et al. 2015 (DQN, Methods) for images (C, H, W).
 
     Three convolutions (32 filters of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64 of 3 x 3 with stride 1) precede
-    one linear layer.
+    one linear layer. With `norm="layer"`, layer normalization precedes each ReLU, as in Gallici et al. 2025 (PQN).
     """
 
     MIN_SIZE = 36
@@ -274,6 +287,7 @@ class CNN(nn.Module):
 
     def __init__(
         self, space: gym.Space[object], out_features: int = 512, generator: torch.Generator | None = None,
+        norm: str | None = None,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(space, self.MIN_SIZE)
@@ -281,17 +295,22 @@ class CNN(nn.Module):
         self.conv1 = conv(channels, 32, 8, generator, stride=4)
         self.conv2 = conv(32, 64, 4, generator, stride=2)
         self.conv3 = conv(64, 64, 3, generator)
-        rows, columns = ((((size - 8) // 4 + 1) - 4) // 2 + 1 - 2 for size in (height, width))
-        self.head = linear(64 * rows * columns, out_features, generator=generator)
+        first = [(size - 8) // 4 + 1 for size in (height, width)]
+        second = [(size - 4) // 2 + 1 for size in first]
+        third = [size - 2 for size in second]
+        self.head = linear(64 * math.prod(third), out_features, generator=generator)
+        shapes = [32, *first], [64, *second], [64, *third], [out_features]
+        self.norms = module_list(nn.LayerNorm(shape) for shape in shapes if norm is not None)
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of images (B, C, H, W); see `image_input` for unsigned bytes."""
         x, scale = image_input(x, self._largest)
-        x = torch.relu_(F.conv2d(x, self.conv1.weight * scale, self.conv1.bias, stride=4))
-        x = torch.relu_(F.conv2d(x, self.conv2.weight, self.conv2.bias, stride=2))
-        x = torch.relu_(F.conv2d(x, self.conv3.weight, self.conv3.bias))
-        return torch.relu_(F.linear(x.flatten(1), self.head.weight, self.head.bias))
+        norm1, norm2, norm3, norm4 = self.norms or (unchanged,) * 4
+        x = torch.relu_(norm1(F.conv2d(x, self.conv1.weight * scale, self.conv1.bias, stride=4)))
+        x = torch.relu_(norm2(F.conv2d(x, self.conv2.weight, self.conv2.bias, stride=2)))
+        x = torch.relu_(norm3(F.conv2d(x, self.conv3.weight, self.conv3.bias)))
+        return torch.relu_(norm4(F.linear(x.flatten(1), self.head.weight, self.head.bias)))
 
 
 class Embedding(nn.Module):

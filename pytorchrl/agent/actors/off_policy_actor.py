@@ -1,4 +1,4 @@
-"""The actor of DDPG, TD3 and SAC: a policy and critics that share no layers."""
+"""The actor of DDPG, TD3, SAC and MPO: a policy and critics that share no layers."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ class OffPolicyActor(ReplayActor):
         """Options of `OffPolicyActor`."""
 
         policy: str = option(
-            "stochastic", help="stochastic for SAC (a squashed Gaussian, or categorical if actions are discrete), or "
-                               "deterministic for DDPG and TD3.",
-            choices=("stochastic", "deterministic"))
+            "stochastic", help="stochastic for SAC (a squashed Gaussian, or categorical if actions are discrete), "
+                               "gaussian for MPO (a Gaussian whose draws are clipped), or deterministic for DDPG and "
+                               "TD3.",
+            choices=("stochastic", "gaussian", "deterministic"))
         num_critics: int = option(2, help="Number of Q networks.", low=1)
         log_std_bound: str = option(
             "clip", help="How log standard deviations are bounded: clip (to [-20, 2]) or tanh (into [-5, 2]).",
@@ -79,15 +80,17 @@ class OffPolicyActor(ReplayActor):
             super().__post_init__()
             space = self.action_space
             is_box = isinstance(space, gym.spaces.Box)
-            is_gaussian = is_box and self.policy == "stochastic"
+            is_gaussian = is_box and self.policy != "deterministic"
             if not is_box and self.policy == "deterministic":
                 raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and "
                                   "DQN")
+            if not is_box and self.policy == "gaussian":
+                raise ConfigError("policy='gaussian' needs a Box of actions, got a Discrete space; leave it out")
             self._check_critics(is_box)
             if self.log_std_bound != "clip" and not is_gaussian:
                 raise ConfigError(
-                    f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
-                    "other policy has a standard deviation; leave it out")
+                    f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' or 'gaussian' and a Box of "
+                    "actions, because no other policy has a standard deviation; leave it out")
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse layers of critics that residual blocks do not have."""
@@ -228,7 +231,8 @@ class OffPolicyActor(ReplayActor):
 
         Args:
             obs: Leaf -> (E, ...).
-            deterministic: Whether to return the mode (for a squashed Gaussian, tanh of the mean) instead of a sample.
+            deterministic: Whether to return the mode (for a Gaussian, the squashed or clipped mean) instead of a
+                sample.
             mask: (E, n) bool, true where an action is allowed. None allows all actions: an actor does not know
                 whether its environments have masks.
             generator: Generator for sampling.
@@ -251,7 +255,11 @@ class OffPolicyActor(ReplayActor):
             return torch.tanh(outputs).view(-1, *self.low.shape)
         mean, log_std = self._gaussian(outputs)
         u = mean if deterministic else squashed_draw(mean, log_std, generator)[0]
-        return torch.tanh(u).view(-1, *self.low.shape)
+        return self.bounded(u).view(-1, *self.low.shape)
+
+    def bounded(self, u: Tensor) -> Tensor:
+        """Return draws u (..., D) of the Gaussian within [-1, 1]: clipped if the policy is "gaussian", else tanh(u)."""
+        return u.clamp(-1.0, 1.0) if self.options.policy == "gaussian" else torch.tanh(u)
 
     @override
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
@@ -274,14 +282,24 @@ class OffPolicyActor(ReplayActor):
         """
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 
-    def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
+    def gaussian(self, obs: Obs, policy: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """Return means and log standard deviations (B, D) of a Gaussian policy, before actions are bounded.
+
+        Args:
+            obs: Leaf -> (B, ...), normalized.
+            policy: A copy of the policy network, such as a target network; None means the network itself.
+        """
+        return self._gaussian((self.policy if policy is None else policy)(obs))
+
+    def log_probs(self, obs: Obs, mask: Tensor | None, policy: nn.Module | None = None) -> Tensor:
         """Return log-probabilities (B, n) of a categorical policy; about -3.4e38, not -inf, for forbidden actions.
 
         Args:
             obs: Leaf -> (B, ...), normalized.
             mask: (B, n) bool, true where an action is allowed.
+            policy: A copy of the policy network, such as a target network; None means the network itself.
         """
-        logits = self.policy(obs)
+        logits = (self.policy if policy is None else policy)(obs)
         return F.log_softmax(logits if mask is None else logits.masked_fill(~mask, _LOWEST), -1)
 
     def get_q_scores(self, obs: Obs, action: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The actor of DQN and R2D2: a network that estimates the values of all actions of a Discrete space."""
+"""The actor of DQN, R2D2 and PQN: a network that estimates the values of all actions of a Discrete space."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pytorchrl.agent.actors.distributions import check_mask
+from pytorchrl.agent.actors.extractors import NORMS
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
-from pytorchrl.agent.actors.trunk import MemoryOptions
+from pytorchrl.agent.actors.trunk import MemoryOptions, uses_norm
 from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import Problem
+from pytorchrl.support.problems import error_of
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -36,7 +38,7 @@ class QActor(ReplayActor):
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Discrete,)
     network_options: ClassVar[tuple[str, ...]] = (
-        *ReplayActor.network_options, "dueling", "noisy", "recurrent_net", "recurrent_size")
+        *ReplayActor.network_options, "dueling", "noisy", "norm", "recurrent_net", "recurrent_size")
 
     @dataclass(frozen=True, kw_only=True)
     class Options(MemoryOptions, ReplayActor.Options):
@@ -46,13 +48,30 @@ class QActor(ReplayActor):
             False, help="Use one head for the value of a state and another for the advantages of actions.")
         noisy: bool = option(
             False, help="Add noise with a learned scale to the parameters of the heads, to explore without epsilon.")
+        norm: str | None = option(
+            None, help="Normalization before the activations of fully connected layers, and of convolutions of cnn: "
+                       "layer, or None.",
+            choices=NORMS)
         prev_action_reward: bool = option(
             False, help="Add the previous action and reward to the inputs of the memory; both are 0 at the start of an "
                         "episode.")
 
+        def __post_init__(self) -> None:
+            """Refuse a norm for an extractor that has no layers to normalize."""
+            super().__post_init__()
+            if self.norm is not None and not uses_norm(
+                    self.feature_extractor, self.observation_space, self.hidden_sizes):
+                raise error_of([Problem(
+                    f"norm={self.norm!r} needs hidden layers of this library, got feature_extractor="
+                    f"{self.feature_extractor!r} and hidden_sizes={self.hidden_sizes}",
+                    "leave norm out, or normalize in an extractor of your own", ("norm", "feature_extractor"))])
+
         def contradictions(self) -> Iterator[Problem]:
-            """Refuse memory options for an actor without memory."""
+            """Refuse memory options for an actor without memory, and a norm for residual blocks."""
             yield from super().contradictions()
+            if self.block == "simba":
+                yield from self._without_effect(
+                    ("norm",), "block='mlp', because residual blocks have layer norms of their own", "block")
             for name, is_given in (("recurrent_size", self.recurrent_size is not None),
                                    ("prev_action_reward", self.prev_action_reward)):
                 if is_given and self.recurrent_net is None:

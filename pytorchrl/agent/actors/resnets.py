@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import gymnasium as gym
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, largest_byte, linear
+from pytorchrl.agent.actors.extractors import (
+    conv,
+    image_input,
+    image_shape,
+    largest_byte,
+    linear,
+    module_list,
+    unchanged,
+)
 from pytorchrl.support.untyped import Untyped
 
 CHANNELS = (16, 32, 32)
@@ -58,7 +67,8 @@ class FixupBlock(nn.Module):
 class ImpalaCNN(nn.Module):
     """Three stages, each with a convolution, pooling and two residual blocks, followed by a linear layer.
 
-    See Espeholt et al. 2018 (IMPALA), figure 3, right.
+    See Espeholt et al. 2018 (IMPALA), figure 3, right. With `norm="layer"`, the outputs of the linear layer are
+    normalized.
     """
 
     MIN_SIZE = 8
@@ -67,6 +77,7 @@ class ImpalaCNN(nn.Module):
 
     def __init__(
         self, space: gym.Space[object], out_features: int = 256, generator: torch.Generator | None = None,
+        norm: str | None = None,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(space, self.MIN_SIZE)
@@ -77,6 +88,7 @@ class ImpalaCNN(nn.Module):
             self.stages.append(nn.ModuleList([conv(channels, outputs, 3, generator, padding=1), *blocks]))
             channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
         self.head = linear(channels * height * width, out_features, generator=generator)
+        self.norms = module_list([] if norm is None else [nn.LayerNorm(out_features)])
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +100,8 @@ class ImpalaCNN(nn.Module):
             x = F.conv2d(x, convolution.weight * scale, convolution.bias, padding=1)
             x = block2(block1(F.max_pool2d(x, 3, stride=2, padding=1)))
             scale = 1.0
-        return torch.relu_(F.linear(torch.relu_(x.flatten(1)), self.head.weight, self.head.bias))
+        normalize: Callable[[Tensor], Tensor] = self.norms[0] if self.norms else unchanged
+        return torch.relu_(normalize(F.linear(torch.relu_(x.flatten(1)), self.head.weight, self.head.bias)))
 
 
 class FixupCNN(ImpalaCNN):

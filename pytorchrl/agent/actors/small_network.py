@@ -50,7 +50,8 @@ class SmallNetwork:
         """Return whether this class supports a network: an MLP without memory over all leaves, and one linear layer."""
         return (isinstance(trunk, Trunk) and trunk.memory is None and not trunk.is_partial
                 and isinstance(head, nn.Module) and is_linear(head) and type(trunk.extractor) is MLP
-                and all(map(is_linear, trunk.extractor.layers)) and not trunk.extractor.encodes
+                and all(map(is_linear, trunk.extractor.layers)) and not trunk.extractor.norms
+                and not trunk.extractor.encodes
                 and activation in _ACTIVATIONS)
 
     def __call__(self, values: np.ndarray) -> np.ndarray:

@@ -143,6 +143,7 @@ class SmallOffPolicy:
         return (
             not overrides(actor, OffPolicyActor, "act", "to_env", "normalize") and not actor.is_discrete
             and type(policy) is PolicyNet and actor.low.device.type == "cpu" and actor.options.log_std_bound == "clip"
+            and actor.options.policy != "gaussian"
             and SmallNetwork.supports(policy.trunk, policy.head, actor.options.activation))
 
     def outputs(self, obs: Arrays) -> np.ndarray | None:

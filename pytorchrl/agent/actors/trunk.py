@@ -314,9 +314,7 @@ def _check_sizes(
 
 def _vector_leaves(extractor: str, spaces: LeafSpaces) -> LeafSpaces:
     """Return the leaves that networks over vectors process."""
-    return {leaf: space for leaf, space in spaces.items()
-            if not (is_image(space) if extractor == "auto" else
-                    extractor in _IMAGE_EXTRACTORS and _has_image_axes(space))}
+    return {leaf: space for leaf, space in spaces.items() if _image_extractor(extractor, space) is None}
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
@@ -341,6 +339,29 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
             stacklevel=2)
 
 
+def _image_extractor(extractor: str, space: gym.Space[object]) -> type[CNN] | type[ImpalaCNN] | None:
+    """Return the class of the extractor for a leaf; None means fully connected layers."""
+    if extractor != "auto":
+        return _IMAGE_EXTRACTORS.get(extractor) if _has_image_axes(space) else None
+    if not is_image(space):
+        return None
+    return CNN if min(image_shape(space, 1)[1:]) >= CNN.MIN_SIZE else ImpalaCNN
+
+
+def uses_norm(extractor: str | Callable[..., object], spaces: LeafSpaces, hidden_sizes: tuple[int, ...]) -> bool:
+    """Return whether an extractor has hidden layers that the option `norm` normalizes.
+
+    Args:
+        extractor: The option `feature_extractor`.
+        spaces: Spaces of the leaves.
+        hidden_sizes: Units of each fully connected layer.
+    """
+    if not isinstance(extractor, str):
+        return False
+    return bool(hidden_sizes) or len(spaces) > 1 or _image_extractor(
+        extractor, next(iter(spaces.values()))) is not None
+
+
 def _has_image_axes(space: gym.Space[object]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
 
@@ -353,17 +374,18 @@ def _build_extractor(
         with global_draws(generator):
             return _build_custom(chosen, spaces, options.normalize_obs)
 
+    norm = getattr(options, "norm", None)  # an option of `QActor` only
+
     def build(space: gym.Space[object]) -> nn.Module:
-        if chosen == "auto" and is_image(space):
-            extractor = CNN if min(image_shape(space, 1)[1:]) >= CNN.MIN_SIZE else ImpalaCNN
-            return extractor(space, generator=generator)
-        if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):
-            return _IMAGE_EXTRACTORS[chosen](space, generator=generator)
-        return vector_network(space, hidden_sizes, options.activation, options.block, generator)
+        extractor = _image_extractor(chosen, space)
+        if extractor is None:
+            return vector_network(space, hidden_sizes, options.activation, options.block, generator, norm)
+        return extractor(space, generator=generator, norm=norm)
 
     if is_single:
         return build(spaces[OBS_LEAF])
-    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator, block=options.block)
+    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator, block=options.block,
+                   norm=norm)
 
 
 def _build_custom(build: Callable[..., object], spaces: LeafSpaces, normalize_obs: bool) -> nn.Module:

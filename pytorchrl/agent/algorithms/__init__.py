@@ -5,11 +5,14 @@ from pytorchrl.agent.algorithms.appo import APPO
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.bc import BC
 from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
-from pytorchrl.agent.algorithms.dqn import DQN, ladder_epsilon
+from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.epsilon import ladder_epsilon
 from pytorchrl.agent.algorithms.impala import IMPALA
 from pytorchrl.agent.algorithms.iql import IQL
+from pytorchrl.agent.algorithms.mpo import MPO
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO
+from pytorchrl.agent.algorithms.pqn import PQN
 from pytorchrl.agent.algorithms.r2d2 import R2D2
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
@@ -18,7 +21,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "A2C", "APPO", "BC", "DDPG", "DQN", "IMPALA", "IQL", "PPO", "R2D2", "SAC", "TD3", "Algorithm",
+    "A2C", "APPO", "BC", "DDPG", "DQN", "IMPALA", "IQL", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3", "Algorithm",
     "OnPolicyAlgorithm", "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from pytorchrl.agent.algorithms.on_policy import ADVANTAGE_NORMALIZATION_HELP, NUM_MINI_BATCH_HELP, OnPolicyAlgorithm
+from pytorchrl.agent.algorithms.on_policy import ADVANTAGE_NORMALIZATION_HELP, OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
 from pytorchrl.agent.algorithms.registry import algorithm
+from pytorchrl.agent.algorithms.rollouts import NUM_MINI_BATCH_HELP
 from pytorchrl.agent.data import Batch, Evaluated, LossParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule

@@ -20,10 +20,11 @@ from pytorchrl.support.untyped import StateDict
 from pytorchrl.support.work import Work
 
 WORK = Work("optimizer")
-OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
+OPTIMIZERS = ("adam", "adamw", "radam", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
     "Optimizer: one of these names, a class of torch.optim, or a function of params and lr that returns an optimizer.")
 _ADAM_BETA2 = 0.999
+_SHORTEST_AVERAGE = 5
 # The moments of a parameter whose gradient stays 0, such as a weight of a dead ReLU unit, decay to subnormal numbers.
 # Intel processors compute with those up to 17 times as slowly. A number below 1e-35 is therefore set to 0 every 64
 # steps; in that time, a decay of 0.9 makes it no smaller than 1e-38, the smallest normal number. With a smaller decay,
@@ -52,9 +53,9 @@ class OptimizerSettings:
     """Settings of the optimizers that are selected by name."""
 
     adam_eps: float
-    """Epsilon of Adam and AdamW, added to the square root of the second moment."""
+    """Epsilon of Adam, AdamW and RAdam, added to the square root of the second moment."""
     adam_beta1: float
-    """Decay of the first moment of Adam and AdamW."""
+    """Decay of the first moment of Adam, AdamW and RAdam."""
     weight_decay: float
     """Weight decay of AdamW: each step first multiplies the parameters by 1 - lr * weight_decay."""
     momentum: float
@@ -66,7 +67,8 @@ class OptimizerSettings:
 
 
 OPTIONS_OF = MappingProxyType({
-    "adam_eps": ("adam", "adamw"), "adam_beta1": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
+    "adam_eps": ("adam", "adamw", "radam"), "adam_beta1": ("adam", "adamw", "radam"), "weight_decay": ("adamw",),
+    "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
 """The names of the optimizers that use each setting. The keys are settings, which are also options of algorithms."""
@@ -92,19 +94,19 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
 
 
 class FlatOptimizer(VectorOptimizer):
-    """Optimizer that updates one vector in place by Adam, AdamW, SGD or RMSProp; its moments are plain tensors."""
+    """Optimizer that updates one vector in place by Adam and its variants, SGD or RMSProp; its moments are tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
         """Allocate the moments for vectors with the shape, dtype and device of `like`.
 
         Args:
-            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum if `momentum` is
-                not 0), "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (as in TensorFlow:
-                epsilon inside the root, initial mean square 1).
+            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "radam" (Liu et al. 2020), "sgd" (with
+                momentum if `momentum` is not 0), "rmsprop" (epsilon outside the root, initial mean square 0), or
+                "rmsprop_tf" (as in TensorFlow: epsilon inside the root, initial mean square 1).
             like: Example vector, (P,) float32.
             settings: Settings of all optimizers; only those of the optimizer `name` are used.
         """
-        self.name, self._is_adam = name, name in ("adam", "adamw")
+        self.name, self._is_adam = name, name in ("adam", "adamw", "radam")
         self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
         self._betas = (
             (settings.adam_beta1, _ADAM_BETA2) if self._is_adam else (settings.momentum, settings.rmsprop_decay))
@@ -134,6 +136,9 @@ class FlatOptimizer(VectorOptimizer):
         square = self.moments["mean_square"]
         if self._is_adam:
             scaled = gradient if scale == 1.0 else torch.mul(gradient, scale, out=self._scratch)
+            if self.name == "radam":
+                self._rectified_step(params, scaled, lr)
+                return
             # This kernel of `torch.optim.AdamW` (with fused=True) reads and writes each vector once. Without weight
             # decay, AdamW equals Adam.
             torch._fused_adamw_(
@@ -147,6 +152,26 @@ class FlatOptimizer(VectorOptimizer):
         else:
             root = torch.add(square, self._eps, out=self._scratch).sqrt_()
             params.addcdiv_(gradient, root, value=-lr * scale)
+
+    def _rectified_step(self, params: Tensor, gradient: Tensor, lr: float) -> None:
+        """Take a step of RAdam: Liu et al. 2020, algorithm 2.
+
+        Until rho, the length of the average behind the second moment, exceeds 5, as in torch, the step is that of SGD
+        with momentum.
+        """
+        (mean_decay, square_decay), t = self._betas, self.num_steps
+        mean = self.moments["mean"].lerp_(gradient, 1 - mean_decay)
+        square = self.moments["mean_square"].mul_(square_decay).addcmul_(gradient, gradient, value=1 - square_decay)
+        lr = lr / (1 - mean_decay**t)
+        share = 1 - square_decay**t
+        longest = 2 / (1 - square_decay) - 1
+        rho = longest - 2 * t * square_decay**t / share
+        if rho <= _SHORTEST_AVERAGE:
+            params.add_(mean, alpha=-lr)
+            return
+        rectification = ((rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho)) ** 0.5
+        root = torch.sqrt(square, out=self._scratch).add_(self._eps)
+        params.addcdiv_(mean, root, value=-lr * rectification * share**0.5)
 
     @override
     def state_dict(self) -> dict[str, Tensor]:

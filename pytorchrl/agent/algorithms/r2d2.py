@@ -18,7 +18,8 @@ from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
-from pytorchrl.agent.algorithms.dqn import DQN, EPSILON_PER_WORKER_HELP
+from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.epsilon import EPSILON_PER_WORKER_HELP
 from pytorchrl.agent.algorithms.precision import BatchShape, example_rows
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import START, TARGET_UPDATE_INTERVAL_HELP
@@ -71,7 +72,7 @@ class R2D2(DQN):
         """
 
         adam_eps: float = option(
-            1e-3, help="Epsilon of Adam and AdamW, added outside the square root.", low=0.0, exclusive=True)
+            1e-3, help="Epsilon of Adam, AdamW and RAdam, added outside the square root.", low=0.0, exclusive=True)
         gamma: float = option(0.997, help="Discount of rewards.", low=0.0, high=1.0)
         loss: str = option(
             "mse", help="Loss of a TD error: mse (half the square) or huber (half the square up to 1, linear beyond).",

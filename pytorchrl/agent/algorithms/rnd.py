@@ -218,7 +218,7 @@ class RND(nn.Module):
 
     def _raw_rewards(self, rollout: RolloutData, evaluate: Evaluate) -> Tensor:
         """Return the intrinsic rewards (T, E) before they are divided, 0 in invalid rows."""
-        def errors(obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+        def errors(obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> Tensor:
             with torch.autocast(done.device.type, enabled=False):  # the errors are small differences
                 return self.errors(obs)
 
@@ -236,7 +236,7 @@ class RND(nn.Module):
 
     def _values(self, rollout: RolloutData, evaluate: Evaluate) -> Tensor:
         """Return the intrinsic values (T + 1, E) of a rollout's observations."""
-        def values(obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
+        def values(obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> Tensor:
             (actor,) = self._actor
             features_of = actor.policy_features if actor.is_shared else actor.value_features
             found: Tensor = self.value_head(features_of(actor.normalize(obs), rhs, done)[0])

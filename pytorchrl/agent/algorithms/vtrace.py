@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, rows_at_once
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
+from pytorchrl.agent.algorithms.rollouts import rows_at_once
 from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import DataKind, Obs, RolloutData
 from pytorchrl.agent.transfers import on_device, on_host

@@ -240,7 +240,7 @@ class VanillaOnPolicyBuffer(Storage):
         For a rollout on a device, the result is a tensor there; see `as_values`.
         """
         reward = as_values(rollout.reward)
-        if self.actor.options.normalize_reward:
+        if getattr(self.actor.options, "normalize_reward", None):
             reward = (reward * self.actor.reward_scale()).clip(-_REWARD_CLIP, _REWARD_CLIP)
         return reward
 

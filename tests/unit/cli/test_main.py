@@ -52,7 +52,7 @@ def test_help_of_train_groups_flags_and_shows_defaults(capsys):
     _, out, _ = run(capsys, *TRAIN, "--help-all")
     for text in ("collection: workers that step environments", "runtime: processes", "algorithm:", "storage:", "actor:",
                  "environments:",
-                 "--num-col-workers INT", "--optimizer adam|adamw|sgd", "--clip-param NUMBER|SCHEDULE",
+                 "--num-col-workers INT", "--optimizer adam|adamw|radam|sgd", "--clip-param NUMBER|SCHEDULE",
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
         assert text in out
     assert "--env-fn" not in out
@@ -168,7 +168,7 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     (["trian"], "did you mean 'train'"),  # codespell:ignore trian
     (["train"], "usage"),
     (["train", "--env", "CartPole-v1"],
-     "algorithm must be one of a2c, appo, bc, ddpg, dqn, impala, iql, ppo, r2d2, sac, td3, "),
+     "algorithm must be one of a2c, appo, bc, ddpg, dqn, impala, iql, mpo, ppo, pqn, r2d2, sac, td3, "),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
     ([*TRAIN, "--lrr", "1e-3"], "unknown flag '--lrr'; did you mean --lr?"),

@@ -614,6 +614,16 @@ def calls(folder):
             {"obs": torch.zeros(1, 2)}, mask=torch.ones(1, 2, dtype=torch.bool)),
          lambda: prl.OffPolicyActor.create_factory(BOX, BOX)(device="cpu", seed=0).act({"obs": torch.zeros(1, 2)})),
         (lambda: actor_of(cls=Reading)(device="cpu", seed=0), lambda: actor_of(cls=ReadingSizes)(device="cpu", seed=0)),
+        (lambda: prl.OffPolicyActor.create_factory(BOX, TWO, policy="gaussian"),
+         lambda: prl.OffPolicyActor.create_factory(BOX, TWO)),
+        (lambda: prl.QActor.create_factory(BOX, TWO, norm="layer", hidden_sizes=()),
+         lambda: prl.QActor.create_factory(BOX, TWO, hidden_sizes=())),
+        (lambda: prl.MPO.create_factory(dual_solver="exact", compile=True),
+         lambda: prl.MPO.create_factory(compile=True), lambda: prl.MPO.create_factory(dual_solver="exact")),
+        (lambda: prl.MPO.create_factory(sample_action_num=3)(
+            actor=prl.OffPolicyActor.create_factory(BOX, TWO)(device="cpu", seed=0), seed=0),
+         lambda: prl.MPO.create_factory()(
+             actor=prl.OffPolicyActor.create_factory(BOX, TWO)(device="cpu", seed=0), seed=0)),
         (lambda: prl.OnPolicyActor(BOX), lambda: prl.OnPolicyActor.create_factory(BOX, TWO)(device="cpu", seed=0)),
         (lambda: prl.PPO.create_factory(3e-4), lambda: prl.PPO.create_factory(lr=3e-4)),
         (lambda: see_images("cnn"), lambda: see_images("mlp")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
 import logging
 import sys
@@ -136,9 +137,15 @@ class NoErrors(prl.DQN):
 class Noisy(prl.PPO):
     """PPO that changes parameters while it computes gradients, on each rank in another way."""
 
+    numbers = itertools.count()
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.number = next(Noisy.numbers)
+
     def compute_gradients(self, batch):
         with torch.no_grad():
-            next(self.actor.parameters()).add_(id(self) % 97)
+            next(self.actor.parameters()).add_(self.number)
         return super().compute_gradients(batch)
 
 

@@ -38,6 +38,8 @@ COINCIDENCES = {
     "lr": "learning rate of an algorithm's own paper, beside its loss",
     "lr_pi": "learning rate of an algorithm's own paper, beside its loss",
     "lr_q": "learning rate of an algorithm's own paper, beside its loss",
+    "max_grad_norm": "limit of an algorithm's own paper, beside its loss",
+    "polyak": "DQN and MPO copy their networks to the targets, each at its own interval",
     "n_step": "replay of sequences and replay of rollouts count the steps of a return differently",
 }
 

@@ -12,7 +12,9 @@ from pytorchrl import (
     DDPG,
     DQN,
     IMPALA,
+    MPO,
     PPO,
+    PQN,
     R2D2,
     SAC,
     TD3,
@@ -84,6 +86,8 @@ AGENTS = {
     "dqn, prioritised": lambda: q_learning(
         DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200),
         PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=cosine(0.4, 1.0))),
+    "pqn": lambda: q_learning(PQN.create_factory(num_epochs=2, num_mini_batch=2, epsilon_steps=200),
+                              GAEBuffer.create_factory(8), norm="layer", normalize_obs=True),
     "r2d2": lambda: q_learning(
         R2D2.create_factory(**REPLAY),
         SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
@@ -101,6 +105,7 @@ AGENTS = {
         TD3.create_factory(**REPLAY), "pytorchrl/TorchPointMaze-v0",
         PERBuffer.create_factory(30, rollout_size=4, n_step=2, relabel="episode"), 7, policy="deterministic",
         num_critics=2),
+    "mpo": lambda: continuous(MPO.create_factory(**REPLAY, lr_dual=0.1, target_update_interval=3), policy="gaussian"),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
     "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor,

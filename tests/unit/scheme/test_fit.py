@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from pytorchrl import (
-    A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor,
+    A2C, APPO, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor,
+    OnPolicyActor,
     PERBuffer, QActor,
     ReplayBuffer, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
 )
@@ -28,8 +29,8 @@ from tests.unit.scheme.conftest import chessboard
 ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "mini_batch_size": 4, "update_every": 4,
                                                              "num_updates": 1}
 ALGORITHMS = {
-    **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO)},
-    **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC)}}
+    **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO, PQN)},
+    **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC, MPO)}}
 STORAGES = {
     **{cls.__name__: cls.create_factory(4) for cls in (GAEBuffer, VTraceBuffer)},
     **{cls.__name__: cls.create_factory(64, rollout_size=4) for cls in (ReplayBuffer, PERBuffer)},
@@ -42,7 +43,8 @@ ACTORS = {
     "QActor": (QActor, {}),
     "QActor with memory": (QActor, MEMORY),
     "OffPolicyActor": (OffPolicyActor, {}),
-    "OffPolicyActor, deterministic": (OffPolicyActor, {"policy": "deterministic"})}
+    "OffPolicyActor, deterministic": (OffPolicyActor, {"policy": "deterministic"}),
+    "OffPolicyActor, gaussian": (OffPolicyActor, {"policy": "gaussian"})}
 SPACES = {
     "Discrete": gym.spaces.Discrete(3),
     "Discrete from 2": gym.spaces.Discrete(3, start=2),
@@ -66,9 +68,11 @@ TRAINING = {
     *itertools.product(("IMPALA", "APPO"), ("VTraceBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
                        (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
     *itertools.product(("DQN",), KEPT, ("QActor",), DISCRETE),
+    *itertools.product(("PQN",), ("GAEBuffer",), ("QActor",), DISCRETE),
     *itertools.product(("R2D2",), ("RolloutSequenceBuffer", "SequenceBuffer"), ("QActor with memory",), DISCRETE),
     *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
-    *itertools.product(("SAC",), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES))}
+    *itertools.product(("SAC", "MPO"), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES)),
+    *itertools.product(("MPO",), KEPT, ("OffPolicyActor, gaussian",), BOXES)}
 pytestmark = pytest.mark.xdist_group("fit")  # the tests share the results that `outcome` has kept
 UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
 """Action spaces that no actor accepts."""
@@ -160,17 +164,18 @@ def test_parts_train_or_are_refused_with_alternatives(algorithm, space):
         if error is None or space in UNUSABLE:
             continue
         found = [each for each in suggestions(combination, str(error)) if each]
-        assert found or re.search(r"(algorithms|actors) for such \w+ actions: \w|use QActor and DQN", str(error)), error
+        assert found or re.search(r"(algorithms|actors) for such \w+ actions: \w|use QActor and DQN|leave it out$",
+                                  str(error)), error
         for each in itertools.chain(*found):
             assert outcome(*each) is None, (combination, error, each)
-    assert trained + refused == len(STORAGES) * len(ACTORS) == 36
+    assert trained + refused == len(STORAGES) * len(ACTORS) == 42
     assert trained == sum(1 for name, *_, of in TRAINING if (name, of) == (algorithm, space))
 
 
 def test_every_combination_is_tested():
     table = set(itertools.product(ALGORITHMS, STORAGES, ACTORS, SPACES))
-    assert len(table) == 3888
-    assert len(TRAINING & table) == len(TRAINING) == 94
+    assert len(table) == 5544
+    assert len(TRAINING & table) == len(TRAINING) == 112
 
 
 # User-defined classes

@@ -19,7 +19,7 @@ from pytorchrl import (
     Scheme,
     VecEnv,
 )
-from pytorchrl.agent.algorithms.dqn import ladder_epsilon
+from pytorchrl.agent.algorithms.epsilon import ladder_epsilon
 from pytorchrl.callbacks import Callback
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, InsufficientResourcesError, StoppedError

@@ -92,7 +92,7 @@ def test_environments_that_people_bring_do_not_get_the_options_of_cartpole():
 
 def test_rates_of_kinds_fall_over_the_run_on_policy_only_and_nothing_is_tuned_for_a_suite():
     of_atari = {"backend", "reward_transform", "end_on_life_loss"}
-    on_policy = {"ppo", "a2c", "impala", "appo"}
+    on_policy = {"ppo", "a2c", "impala", "appo", "pqn"}
     for (algorithm, suite), options in presets.registered().items():
         if suite in presets.KINDS:
             schedules = {name: value for name, value in options.items() if isinstance(value, Schedule)}
@@ -104,11 +104,12 @@ def test_rates_of_kinds_fall_over_the_run_on_policy_only_and_nothing_is_tuned_fo
             assert not of_atari & set(options), (algorithm, suite)
             assert options["target_steps"] == (200_000 if suite == "vectors" else 1_000_000)
     kinds = {algorithm: {suite for name, suite in presets.registered() if name == algorithm and suite in presets.KINDS}
-             for algorithm in ("ppo", "a2c", "impala", "appo", "dqn", "r2d2", "sac", "td3", "ddpg")}
+             for algorithm in ("ppo", "a2c", "impala", "appo", "dqn", "pqn", "r2d2", "sac", "td3", "ddpg", "mpo")}
     assert {name for name, found in kinds.items() if found == set(presets.KINDS)} == {
         "ppo", "a2c", "impala", "appo", "sac"}
-    assert kinds["dqn"] == kinds["r2d2"] == {"images", "vectors"}
+    assert kinds["dqn"] == kinds["pqn"] == kinds["r2d2"] == {"images", "vectors"}
     assert kinds["td3"] == kinds["ddpg"] == {"images", "continuous"}
+    assert kinds["mpo"] == {"continuous"}
 
 
 def test_every_preset_of_a_kind_trains():
@@ -119,7 +120,7 @@ def test_every_preset_of_a_kind_trains():
         if kind in presets.KINDS and algorithm != "r2d2":
             of_replay = "start_steps" in presets.registered()[algorithm, kind]
             own = replay if of_replay else {"num_epochs": 1, "num_mini_batch": 1}
-            _, *spaces = cases[kind][algorithm in ("td3", "ddpg", "sac")]
+            _, *spaces = cases[kind][algorithm in ("td3", "ddpg", "sac", "mpo")]
             agent = train(algorithm, env_with(*spaces), **{**small, **own})
             assert agent.summary["updates"] >= 1, (algorithm, kind)
 

@@ -209,14 +209,15 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
 
 @pytest.mark.parametrize("algorithm", registered())
 def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
-    is_continuous = algorithm in ("ddpg", "td3", "sac")
-    early = {"start_steps": 150} if algorithm in ("dqn", "ddpg", "td3", "sac", "r2d2") else {}
+    is_continuous = algorithm in ("ddpg", "td3", "sac", "mpo")
+    early = {"start_steps": 150} if algorithm in ("dqn", "ddpg", "td3", "sac", "mpo", "r2d2") else {}
     env = "Pendulum-v1" if is_continuous else "CartPole-v1"
     agent = train(algorithm, env, target_steps=300, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1
     assert agent.agent.storage_factory.cls is {
-        "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "impala": pytorchrl.VTraceBuffer,
-        "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(algorithm, pytorchrl.ReplayBuffer)
+        "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "pqn": pytorchrl.GAEBuffer,
+        "impala": pytorchrl.VTraceBuffer, "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(
+            algorithm, pytorchrl.ReplayBuffer)
 
 
 def test_replay_is_uniform_unless_priorities_are_requested():

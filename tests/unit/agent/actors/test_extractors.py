@@ -100,6 +100,48 @@ def test_mlp_computes_its_layers():
         assert net.out_features == 5
 
 
+@pytest.mark.parametrize("name", ["relu", "tanh"])
+def test_layer_normalization_precedes_each_activation_of_fully_connected_layers(name):
+    net = MLP(gym.spaces.Box(-1, 1, (3,), np.float32), (8, 5), name, _generator(), "layer")
+    plain = MLP(gym.spaces.Box(-1, 1, (3,), np.float32), (8, 5), name, _generator())
+    assert all(map(torch.equal, net.layers.parameters(), plain.layers.parameters()))
+    hidden = x = torch.randn(4, 3, generator=_generator())
+    with torch.no_grad():
+        for layer, norm in zip(net.layers, net.norms, strict=True):
+            norm.weight.uniform_(0.5, 1.5, generator=_generator(1))
+            norm.bias.uniform_(-1.0, 1.0, generator=_generator(2))
+            rows = layer(hidden).double()
+            rows = (rows - rows.mean(-1, keepdim=True)) / (rows.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+            hidden = getattr(torch, name)((rows * norm.weight + norm.bias).float())
+        for once in (True, False):
+            net.look_up_weights(once)
+            torch.testing.assert_close(net(x), hidden)
+
+
+def test_layer_normalization_precedes_each_activation_of_the_nature_network():
+    net = CNN(SMALL, 7, _generator(), "layer")
+    x = _images(SMALL)
+    hidden = x.float() / 255
+    for layer, norm, stride in zip((net.conv1, net.conv2, net.conv3), net.norms[:3], (4, 2, 1), strict=True):
+        rows = F.conv2d(hidden, layer.weight, layer.bias, stride=stride)
+        assert norm.normalized_shape == rows.shape[1:]
+        mean, var = (getattr(rows.flatten(1), of)(1)[:, None, None, None] for of in ("mean", "var"))
+        count = rows[0].numel()
+        hidden = F.relu((rows - mean) / (var * (count - 1) / count + 1e-5).sqrt())
+    rows = net.head(hidden.flatten(1))
+    expected = F.relu((rows - rows.mean(1, keepdim=True)) / (rows.var(1, keepdim=True, correction=0) + 1e-5).sqrt())
+    torch.testing.assert_close(net(x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_layer_normalization_follows_the_linear_layer_of_residual_networks():
+    net, plain = (ImpalaCNN(SMALL, 7, _generator(), norm) for norm in ("layer", None))
+    x = _images(SMALL)
+    plain.head.bias.data.fill_(100.0)  # so that no output is cut off by the ReLU
+    rows = plain(x) - 100.0
+    expected = F.relu((rows - rows.mean(1, keepdim=True)) / (rows.var(1, keepdim=True, correction=0) + 1e-5).sqrt())
+    torch.testing.assert_close(net(x), expected, atol=1e-3, rtol=1e-3)
+
+
 def test_equal_seeds_give_equal_weights_and_the_global_rng_is_not_used():
     before = torch.get_rng_state()
     for extractor in (CNN, FixupCNN, MLP):

@@ -129,7 +129,7 @@ def test_tables_of_options_are_complete():
               "normalize_obs", "checkpoint",
               "distribution", "num_atoms", "v_min", "v_max"}  # the last four: test_return_distributions
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
-        "dueling", "noisy", "recurrent_net", "recurrent_size",
+        "dueling", "noisy", "norm", "recurrent_net", "recurrent_size",
         "prev_action_reward"}  # the memory options are tested in test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
         "policy", "num_critics", "log_std_bound", "obs_groups",
@@ -203,6 +203,26 @@ def test_checkpoint_loads_policy_and_normalizers_or_raises(tmp_path):
 
 
 # ---- Q actor
+
+
+@pytest.mark.parametrize(("observations", "options", "names"), [
+    (VECTOR, {"hidden_sizes": (8, 8)}, ["extractor"] * 2), (IMAGE, {}, ["extractor"] * 4),
+    (IMAGE, {"feature_extractor": "impala"}, ["extractor"]), (IMAGE, {"feature_extractor": "fixup"}, ["extractor"]),
+    (NESTED, {"hidden_sizes": (8,)}, ["extractor"] * 2 + ["joint"] * 2)])
+def test_norm_normalizes_every_hidden_layer(observations, options, names):
+    actor = _actor(QActor, observations, norm="layer", **options)
+    found = [name for name, module in actor.q.named_modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(found) == len(names)
+    assert sum("joint" in name for name in found) == names.count("joint")
+    obs = _obs(actor)
+    assert not torch.equal(actor.get_q_scores(obs), _actor(QActor, observations, **options).get_q_scores(obs))
+
+
+@pytest.mark.parametrize(("observations", "options"), [
+    (VECTOR, {"hidden_sizes": ()}), (SMALL_IMAGE, {"feature_extractor": MLP})])
+def test_a_norm_that_would_reach_no_layer_is_refused(observations, options):
+    with pytest.raises(ConfigError, match=r"norm='layer' needs hidden layers of this library, .*; leave norm out"):
+        QActor.create_factory(observations, FOUR, norm="layer", **options)
 
 
 def test_only_allowed_actions_are_taken():

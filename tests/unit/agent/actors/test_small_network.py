@@ -42,6 +42,10 @@ def test_outputs_equal_those_of_torch_also_after_an_update(hidden, activation):
         algorithm.apply_gradients([torch.randn(len(algorithm.groups["q"]))])
 
 
+def test_torch_computes_normalized_layers():
+    assert make(norm="layer")._small_network is None
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_dqn_chooses_the_same_actions_with_the_same_random_numbers(deterministic):
     small, plain = make(), make()

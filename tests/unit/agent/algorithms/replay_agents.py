@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, QActor, ValueActor
-from pytorchrl.agent.algorithms import DDPG, DQN, IQL, SAC, TD3
+from pytorchrl.agent.algorithms import DDPG, DQN, IQL, MPO, SAC, TD3
 from pytorchrl.agent.data import ReplayBatch
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -19,6 +19,7 @@ KINDS = {
     "ddpg": (DDPG, OffPolicyActor, BOX, {"policy": "deterministic", "num_critics": 1}),
     "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}), "sac": (SAC, OffPolicyActor, BOX, {}),
     "discrete_sac": (SAC, OffPolicyActor, DISCRETE, {}), "iql": (IQL, ValueActor, BOX, {}),
+    "mpo": (MPO, OffPolicyActor, BOX, {"policy": "gaussian"}), "discrete_mpo": (MPO, OffPolicyActor, DISCRETE, {}),
 }
 OBS = {"obs": np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)}
 ROWS = np.zeros(6, bool)

@@ -240,9 +240,9 @@ def test_a_wrong_shape_from_evaluate_target_is_reported(build, collect, made_up_
 
 def test_only_the_first_batch_is_checked(make_batch, monkeypatch):
     calls = []
-    for name in ("check_terms", "check_evaluated"):
+    for module, name in (("rollouts", "check_terms"), ("on_policy", "check_evaluated")):
         check = getattr(__import__("pytorchrl.agent.contracts", fromlist=[name]), name)
-        monkeypatch.setattr(f"pytorchrl.agent.algorithms.on_policy.{name}",
+        monkeypatch.setattr(f"pytorchrl.agent.algorithms.{module}.{name}",
                             lambda *args, name=name, check=check: calls.append(name) or check(*args))
     parts, batch = make_batch(PPO)
     for _ in range(3):

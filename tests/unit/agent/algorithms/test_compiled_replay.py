@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor, ValueActor
-from pytorchrl.agent.algorithms import BC, DQN, IQL, R2D2, SAC, TD3, compiled
+from pytorchrl.agent.algorithms import BC, DQN, IQL, MPO, R2D2, SAC, TD3, compiled
 from pytorchrl.agent.algorithms.precision import BatchShape
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
@@ -34,6 +34,8 @@ CASES = {
     "crossq": (SAC, OffPolicyActor, BOX, {"critic_norm": "batch"}, False),
     "td3 crossq": (TD3, OffPolicyActor, BOX, {"critic_norm": "batch", "policy": "deterministic"}, False),
     "iql": (IQL, ValueActor, BOX, {"normalize_obs": True}, False), "bc": (BC, OnPolicyActor, BOX, {}, False),
+    "mpo": (MPO, OffPolicyActor, BOX, {"policy": "gaussian"}, False),
+    "discrete mpo": (MPO, OffPolicyActor, DISCRETE, {}, True),
 }
 OPTIONS = {"redq": {"critic_subset": 2, "policy_delay": 2}, "crossq": {"target_networks": False, "policy_delay": 2},
            "td3 crossq": {"target_networks": False}}

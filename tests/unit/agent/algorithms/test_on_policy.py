@@ -194,7 +194,7 @@ def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_u
     parts = build(PPO, actor={**MEMORY, "shared_policy_value_network": True})
     rollout = collect(parts, made_up_steps(4))
     whole = parts.algorithm.compute_values(rollout)
-    monkeypatch.setattr(f"pytorchrl.agent.algorithms.on_policy.{limit}", value)
+    monkeypatch.setattr(f"pytorchrl.agent.algorithms.rollouts.{limit}", value)
     sizes, values_of = [], type(parts.algorithm)._values_of
     monkeypatch.setattr(type(parts.algorithm), "_values_of", lambda algorithm, *args: sizes.append(
         len(args[2])) or values_of(algorithm, *args))

@@ -19,6 +19,7 @@ SETTINGS = OptimizerSettings(
 NAMED = {
     "adam": functools.partial(torch.optim.Adam, eps=1e-5),
     "adamw": functools.partial(torch.optim.AdamW, eps=1e-5, weight_decay=0.1),
+    "radam": functools.partial(torch.optim.RAdam, eps=1e-5),
     "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
     "rmsprop": functools.partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4)}
 CLASSES = {
@@ -166,7 +167,8 @@ def test_an_optimizer_class_prints_as_its_name():
     ({"weight_decay": 0.1}, "weight_decay needs optimizer='adamw', got optimizer='adam'"),
     ({"momentum": 0.9}, "momentum needs optimizer='sgd', got optimizer='adam'"),
     ({"optimizer": torch.optim.SGD, "momentum": 0.9}, "momentum needs optimizer='sgd', got optimizer=<class"),
-    ({"optimizer": "sgd", "adam_eps": 1e-3}, "adam_eps needs optimizer='adam' or 'adamw', got optimizer='sgd'"),
+    ({"optimizer": "sgd", "adam_eps": 1e-3},
+     "adam_eps needs optimizer='adam' or 'adamw' or 'radam', got optimizer='sgd'"),
 ])
 def test_settings_of_another_optimizer_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -287,14 +287,15 @@ def test_every_parameter_is_in_one_group(kind):
     grouped = [id(param) for vector in algorithm.groups.values() for param in vector.params]
     mine = {id(param) for param in algorithm.actor.parameters()}
     mine |= {id(algorithm.log_alpha)} if "sac" in kind else set()
+    mine |= set(map(id, algorithm.duals.values())) if "mpo" in kind else set()
     assert len(grouped) == len(set(grouped))
     assert set(grouped) == mine
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_give_the_gradient_of_the_whole_batch(kind):
-    # The losses of td3, sac and noisy_dqn sample noise. The noise of slices would differ from that of the batch.
-    algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")
+    # The losses of td3, sac, mpo and noisy_dqn sample noise. The noise of slices would differ from that of the batch.
+    algorithm = make(kind if kind not in ("td3", "sac", "mpo", "noisy_dqn") else "ddpg")
     whole = make_batch(algorithm)
     halves = [dataclasses.replace(
         whole, obs={"obs": whole.obs["obs"][rows]}, next_obs={"obs": whole.next_obs["obs"][rows]},
@@ -372,7 +373,8 @@ def test_same_seed_gives_the_same_run(kind):
 
 @pytest.mark.parametrize(("kind", "options", "text"), [
     ("dqn", {"epsilon_per_worker": True, "final_epsilon": 0.1}, "final_epsilon needs epsilon_per_worker=False"),
-    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1}, "adam_eps needs optimizer='adam' or 'adamw', got optimizer='sgd'"),
+    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1},
+     "adam_eps needs optimizer='adam' or 'adamw' or 'radam', got optimizer='sgd'"),
     ("dqn", {"rmsprop_decay": 0.5}, "rmsprop_decay needs optimizer='rmsprop' or 'rmsprop_tf', got optimizer='adam'"),
     ("ddpg", {"noise": "ou", "noise_std": 0.3}, "noise_std needs noise='gaussian', got noise='ou'"),
     ("td3", {"ou_dt": 0.3}, "ou_dt needs noise='ou', got noise='gaussian'"),

@@ -243,7 +243,7 @@ def test_large_rollouts_are_evaluated_in_chunks(monkeypatch, limit, value):
     _, algorithm, storage = parts_of()
     rollout = collect(algorithm, storage)
     whole = algorithm.evaluate_rollout(rollout)
-    monkeypatch.setattr(f"pytorchrl.agent.algorithms.on_policy.{limit}", value)
+    monkeypatch.setattr(f"pytorchrl.agent.algorithms.rollouts.{limit}", value)
     lengths, evaluate = [], type(algorithm).evaluate_target
     monkeypatch.setattr(type(algorithm), "evaluate_target", lambda algorithm, *args: lengths.append(
         len(args[2])) or evaluate(algorithm, *args))
