@@ -14,12 +14,14 @@ from typing import NoReturn
 from gymnasium.spaces import Discrete
 
 from pytorchrl.agent.algorithms import Algorithm
-from pytorchrl.agent.algorithms.registry import registered, registration_of
+from pytorchrl.agent.algorithms.registry import names, registration_of
+from pytorchrl.agent.algorithms.variants import VARIANTS
 from pytorchrl.agent.fit import check_algorithm_space
+from pytorchrl.agent.option_values.text import to_text
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli import sweep
 from pytorchrl.cli.output import show, show_stderr
-from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
 from pytorchrl.cli.saved_agent import count
 from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.envs.suites import suite_of
@@ -63,8 +65,9 @@ def _with_preset(given: argparse.Namespace) -> Mapping[str, object]:
         composition.problems.raise_all()
         return {**composition.options, **options}
     # A dry run builds no environment, so it knows the presets of suites, but not those of kinds.
-    name, suite = registration_of(given.algorithm, Trust.READ).name, suite_of(given.env)
-    return {**preset(name, "" if suite is None else suite.name, options), **options}
+    registration, suite = registration_of(given.algorithm, Trust.READ), suite_of(given.env)
+    options = {**registration.options, **options}
+    return {**preset(registration.name, "" if suite is None else suite.name, options), **options}
 
 
 def train_once(given: argparse.Namespace) -> int:
@@ -216,18 +219,17 @@ def parse(command: str, verb: str, arguments: Sequence[str],
 def _show_general_help(parser: Parser, command: str, verb: str) -> None:
     """Print the help of a command without an algorithm; `parser` is that of the algorithm `_SHOWN`."""
     parser.usage = f"pytorchrl {command} ALGORITHM ENV [flags]"
-    parser.description = (f"{verb} an agent. ALGORITHM is {', '.join(registered())}, or MODULE:CLASS of your own. The "
+    parser.description = (f"{verb} an agent. ALGORITHM is {', '.join(names())}, or MODULE:CLASS of your own. The "
                           f"defaults are those of {_SHOWN}.")
     parser.print_help()
 
 
 def _refuse_algorithm(command: str, arguments: Sequence[str]) -> NoReturn:
     """Exit with an error, because no argument names an algorithm."""
-    names = list(registered())
     word = arguments[0] if not arguments[0].startswith("-") else ""
-    near = difflib.get_close_matches(word.lower(), names, n=1)
+    near = difflib.get_close_matches(word.lower(), names(), n=1)
     Parser(prog=f"pytorchrl {command}", usage=f"pytorchrl {command} ALGORITHM ENV [flags]").error(
-        f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS" + (f", got {word!r}" if word else "")
+        f"the algorithm must be one of {', '.join(names())} or MODULE:CLASS" + (f", got {word!r}" if word else "")
         + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
@@ -277,7 +279,7 @@ def _names_code(env: str, *values: object) -> bool:
 
 def _is_algorithm(word: str) -> bool:
     """Return whether a word is the name of an algorithm, or may name one as "module:Class"."""
-    return word in registered() or is_reference(word)
+    return word in names() or is_reference(word)
 
 
 def _free_words(arguments: Sequence[str]) -> list[str]:
@@ -292,7 +294,7 @@ def _algorithm_in(arguments: Sequence[str]) -> str | None:
     # First search the words that are not values of flags, because a value may look like an algorithm, as in
     # `--preset impala` or `--env my_envs:Maze`.
     return next(filter(_is_algorithm, _free_words(arguments)),
-                next((word for word in arguments if word in registered()), None))
+                next((word for word in arguments if word in names()), None))
 
 
 def _given(arguments: Sequence[str], flag: str) -> str:
@@ -314,7 +316,7 @@ def _parser(
     details = f" A SCHEDULE is {FORMS}." if show_all else ""
     parser = Parser(
         prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} ENV [flags]", is_short=not show_all,
-        description=f"{verb} {name if own is None else own.__name__}. ENV is a gymnasium id or MODULE:NAME of your "
+        description=f"{verb} {_described(name, own)}. ENV is a gymnasium id or MODULE:NAME of your "
                     f"own. In brackets: the defaults of {shown}.{details}",
         epilog=f"examples:\n  {example} --log-dir runs/a\n  {example} --num-col-workers 2 --eval-every 5000\n"
                f"  pytorchrl {command} {name} my_envs:Maze --gamma 0.98 --hidden-sizes 64 64\n\n"
@@ -334,6 +336,16 @@ def _parser(
     parser.add_argument("--json", action="store_true",
                         help=parser.rare("print the run's figures as JSON, in the last line"))
     parser.add_argument("--debug", action="store_true", help=parser.rare("show tracebacks of errors"))
-    defaults = preset("" if own is None else registration_of(own).name, suite)
-    add_option_flags(parser, specs_of(own), {**named_settings(scheme), **defaults}, show_all=show_all)
+    of_variant = VARIANTS[name].options if name in VARIANTS else {}
+    defaults = preset("" if own is None else registration_of(own).name, suite, of_variant)
+    add_option_flags(parser, specs_of(own), {**named_settings(scheme), **defaults, **of_variant}, show_all=show_all)
     return parser
+
+
+def _described(name: str, algorithm: type[Algorithm] | None) -> str:
+    """Return the name of an algorithm and, for a variant, its paper and the flags for which it stands."""
+    if algorithm is None or name not in VARIANTS:
+        return name if algorithm is None else algorithm.__name__
+    variant = VARIANTS[name]
+    flags = " ".join(f"{flag_of(option)} {to_text(value)}" for option, value in variant.options.items())
+    return f"{name} ({variant.paper}), which is {variant.algorithm} with {flags}"

@@ -226,12 +226,14 @@ def with_code(
 ) -> tuple[EnvMaker, dict[str, object]]:
     """Return the environment and the options with the code that they name, which is imported.
 
-    The short form of a choice, such as "async", is replaced by the choice.
+    The short form of a choice, such as "async", is replaced by the choice. If `algorithm` is the name of a variant, its
+    options are added.
 
     Raises:
         ConfigError: Code must not or cannot be imported, or is of the wrong kind; the message names the option.
     """
-    specs, found = option_specs(algorithm), dict(options)
+    registration = registration_of(algorithm)
+    specs, found = _specs_of(registration), {**registration.options, **options}
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
             if name in specs and specs[name].choices:

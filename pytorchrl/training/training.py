@@ -88,7 +88,7 @@ class Training:
 def _make_learner(training: Training) -> tuple[Learner, Agent]:
     algorithm, env, options = training.algorithm, training.env, training.options
     registration = registration_of(algorithm)
-    source, (env, options) = env, with_code(registration.algorithm, env, options)
+    source, (env, options) = env, with_code(algorithm, env, options)
     composition = compose_parts(registration.algorithm, env, options)
     scheme, agent, learner_options = _checked(composition)
     log_dir = learner_options.get("log_dir")
@@ -195,8 +195,8 @@ def train(
         print(agent.return_mean, agent.evaluate(100).return_mean)
 
     Args:
-        algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
-            class; or "module:Class".
+        algorithm: A name, such as "ppo", or that of a variant, such as "redq"; your own class, registered with
+            `@algorithm` or derived from a registered class; or "module:Class".
         env: A gymnasium id, or "module:id" if a module registers the id when it is imported; a class or function that
             makes one environment or, if it takes `num_envs`, an object that steps several at once, or its name
             "module:name"; the name of a module with `parallel_env` (PettingZoo), such as "mpe2.simple_spread_v3", whose

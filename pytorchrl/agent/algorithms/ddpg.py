@@ -13,13 +13,13 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.actors.small_policy import SmallOffPolicy
+from pytorchrl.agent.algorithms.actor_critic import POLICY_DELAY_HELP, OffPolicyActorCritic
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.noise import standard_normal
@@ -59,18 +59,19 @@ class OrnsteinUhlenbeck:
 
 
 @algorithm("ddpg", storage=ReplayBuffer, prioritized_storage=PERBuffer)
-class DDPG(ReplayAlgorithm):
+class DDPG(OffPolicyActorCritic):
     """Deterministic policy gradient: the critics estimate the policy's action values Q, and the policy maximizes Q.
 
     The target is y = R + DISC * min_j Q'_j(o', mu'(o')), where mu' and Q' are the target networks. The storage provides
     the n-step return R, the discount DISC and the weight w of each sample. The losses are
     L_q = 1/2 sum_j mean w (Q_j - y)^2 for the critics, and L_pi = -mean Q_1(o, mu(o)) for the policy.
+    With `critic_subset`, the minimum is over a random subset of the critics, and the policy maximizes their mean.
     Lillicrap et al. use one critic (`num_critics=1`). For exploration, noise is added to the actions, whose range is
     scaled to [-1, 1]. The unit of the noise is therefore half the range of an action.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ReplayAlgorithm.Options):
+    class Options(OffPolicyActorCritic.Options):
         """Options of `DDPG`."""
 
         lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
@@ -93,12 +94,10 @@ class DDPG(ReplayAlgorithm):
             if self.noise != "gaussian":
                 yield from self._without_effect(("noise_std",), f"noise='gaussian', got noise={self.noise!r}", "noise")
 
-    actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
-    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**OffPolicyActorCritic.actor_options,
                                                                  "policy": ("deterministic",)}
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box,)
     target_groups: ClassVar[tuple[str, ...]] = ("q", "pi")
-    actor: OffPolicyActor
 
     def __init__(self, options: DDPG.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
@@ -146,11 +145,13 @@ class DDPG(ReplayAlgorithm):
         actor = self.actor
         obs, next_obs = actor.normalize(batch.obs), actor.normalize(batch.next_obs)
         with torch.no_grad():
-            next_scores = critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)).amin(0)
+            next_scores = self.smallest(critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)))
             target = batch.ret + batch.discount * next_scores
         deltas = critic_scores(actor.critics, obs, batch.action) - target
         loss_q = 0.5 * (batch.weight * deltas.square()).mean(-1).sum()
-        loss_pi = -actor.critics[0](obs, torch.tanh(actor.policy(obs))).mean()
+        action = torch.tanh(actor.policy(obs))
+        is_first = self.options.critic_subset is None
+        loss_pi = -(actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action)).mean()
         errors = deltas.detach().abs().mean(0)
         return {"q": loss_q, "pi": loss_pi}, {"q": target.mean()}, errors
 
@@ -183,8 +184,7 @@ class TD3(DDPG):
 
         lr_q: float | Schedule = option(3e-4, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
-        policy_delay: int = option(
-            2, help="Number of updates of the critics per update of the policy and the target networks.", low=1)
+        policy_delay: int = option(2, help=f"{POLICY_DELAY_HELP} and the target networks.", low=1)
         target_noise: float = option(
             0.2, help="Standard deviation of the noise on the target's actions, in units of half the range of an "
                       "action.", low=0.0)
@@ -197,11 +197,6 @@ class TD3(DDPG):
         action, clip = super().target_actions(next_obs), self.options.noise_clip
         noise = standard_normal(action, self.update_generator) * self.options.target_noise
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
-
-    def is_due(self, group: str) -> bool:
-        """Return whether the next update changes `group`; the policy changes only in every `policy_delay`-th update."""
-        delay: int = self.options.policy_delay
-        return group != "pi" or (self.num_updates_made + 1) % delay == 0
 
     def _move_targets(self) -> None:
         if self.num_updates_made % self.options.policy_delay == 0:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.variants import VARIANTS
 from pytorchrl.agent.options import check_declaration
 from pytorchrl.agent.storages import Storage
 from pytorchrl.errors import ConfigError
@@ -36,6 +37,7 @@ class Registration:
         prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
             priorities.
         rollout_storage: Class of the storage for `kind="batch"`; None means `storage`.
+        variant: Name of the variant, a key of `VARIANTS`; "" for the algorithm itself.
     """
 
     name: str
@@ -44,6 +46,12 @@ class Registration:
     actor: type[nn.Module]
     prioritized_storage: type[Storage] | None = None
     rollout_storage: type[Storage] | None = None
+    variant: str = ""
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """The options of `train` that the variant sets; empty for the algorithm itself."""
+        return VARIANTS[self.variant].options if self.variant else {}
 
     @property
     def is_own(self) -> bool:
@@ -53,14 +61,14 @@ class Registration:
 
     @property
     def label(self) -> str:
-        """The name for display: `name` if `is_own` is true, otherwise the class name of `algorithm`."""
-        return self.name if self.is_own else self.algorithm.__name__
+        """The name for display: that of the variant, or `name` if `is_own` is true, or the class's name."""
+        return self.variant or (self.name if self.is_own else self.algorithm.__name__)
 
     @property
     def reference(self) -> str:
-        """The name in `run.json`: `name` for an algorithm of this package, `module:Class` for any other algorithm."""
+        """The name in `run.json`: `label` for an algorithm of this package, `module:Class` for any other algorithm."""
         is_built_in = self.algorithm.__module__.split(".")[0] == __name__.split(".")[0]
-        return self.name if self.is_own and is_built_in else reference_to(self.algorithm)
+        return self.label if self.is_own and is_built_in else reference_to(self.algorithm)
 
 
 _by_name: dict[str, Registration] = {}
@@ -95,6 +103,9 @@ def algorithm(
             raise ConfigError(f"the name of an algorithm must match {_NAME.pattern}, got {name!r}")
         if trained is None:
             raise ConfigError(f"@algorithm({name!r}) needs actor, the class of actor that {cls.__name__} trains")
+        if name in VARIANTS:
+            raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: a variant of {VARIANTS[name].algorithm} "
+                              "already has this name; choose a different one")
         taken = _by_name.get(name)
         # If a notebook runs a cell again, the new class replaces the previous class of the same name.
         if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
@@ -111,11 +122,16 @@ def registered() -> Mapping[str, Registration]:
     return MappingProxyType(dict(sorted(_by_name.items())))
 
 
+def names() -> list[str]:
+    """Return the names of all registered algorithms, in alphabetical order, and then those of their variants."""
+    return [*registered(), *sorted(VARIANTS)]
+
+
 def registration_of(algorithm: str | type[Algorithm], trust: Trust = Trust.ALL) -> Registration:
     """Return the registration of an algorithm.
 
     Args:
-        algorithm: A registered name, a class, or "module:Class".
+        algorithm: A registered name, the name of a variant, a class, or "module:Class".
         trust: The modules that may be imported to find "module:Class".
 
     Raises:
@@ -127,11 +143,13 @@ def registration_of(algorithm: str | type[Algorithm], trust: Trust = Trust.ALL) 
     if isinstance(algorithm, str):
         if algorithm in _by_name:
             return _by_name[algorithm]
+        if algorithm in VARIANTS:
+            return dataclasses.replace(_by_name[VARIANTS[algorithm].algorithm], variant=algorithm)
         if is_reference(algorithm):
             return _of_class(find_code(algorithm, trust))
-    near = difflib.get_close_matches(str(algorithm).lower(), _by_name, n=1)
+    near = difflib.get_close_matches(str(algorithm).lower(), names(), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"algorithm must be one of {list(registered())}, a class or 'module:Class', got "
+    raise ConfigError(f"algorithm must be one of {names()}, a class or 'module:Class', got "
                       f"{algorithm!r}{hint}")
 
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.actors.small_policy import SmallOffPolicy
 from pytorchrl.agent.actors.squashed import LOG_STD_CLIP
+from pytorchrl.agent.algorithms.actor_critic import OffPolicyActorCritic
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch
 from pytorchrl.agent.options import AgentOptions, option
@@ -27,7 +27,7 @@ from pytorchrl.errors import Problem
 
 
 @algorithm("sac", storage=ReplayBuffer, prioritized_storage=PERBuffer)
-class SAC(ReplayAlgorithm):
+class SAC(OffPolicyActorCritic):
     """Maximum-entropy reinforcement learning: the policy maximizes Q plus alpha times the policy's entropy.
 
     The actions a and a' are drawn from the policy at o and o', within [-1, 1]; their log-densities are logp and logp'.
@@ -37,7 +37,8 @@ class SAC(ReplayAlgorithm):
     There are three losses. L_q = 1/2 sum_i mean w (Q_i - y)^2 trains the critics, with the stored actions.
     L_pi = mean(alpha logp - min_i Q_i(o, a)) trains the policy. L_alpha = -log_alpha * (mean logp + target_entropy)
     trains log_alpha. For discrete actions, a and a' are not drawn: terms that depend on them are expected values under
-    the policy.
+    the policy. With `critic_subset`, the minimum in y is over a random subset of the critics, and that in L_pi is
+    replaced by the mean. The policy and alpha change in updates whose number is a multiple of `policy_delay`.
 
     Attributes:
         log_alpha: (), log of the entropy's weight; trained as the parameter group `alpha` if `learn_alpha` is set.
@@ -45,7 +46,7 @@ class SAC(ReplayAlgorithm):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(ReplayAlgorithm.Options):
+    class Options(OffPolicyActorCritic.Options):
         """Options of `SAC`."""
 
         lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
@@ -71,11 +72,9 @@ class SAC(ReplayAlgorithm):
                 yield from self._without_effect(
                     ("target_entropy", "lr_alpha", "target_entropy_scale"), "learn_alpha=True", "learn_alpha")
 
-    actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
-    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**OffPolicyActorCritic.actor_options,
                                                                  "policy": ("stochastic",)}
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
-    actor: OffPolicyActor
     log_alpha: Tensor
 
     def __init__(self, options: SAC.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
@@ -158,10 +157,10 @@ class SAC(ReplayAlgorithm):
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
-            next_value = critic_scores(self.targets["q"], next_obs, next_action).amin(0) - alpha * next_logp
+            next_value = self.smallest(critic_scores(self.targets["q"], next_obs, next_action)) - alpha * next_logp
         scores = critic_scores(actor.critics, obs, batch.action)
         action, logp = actor.sample_log_prob(obs, generator)
-        policy_loss = (alpha * logp - critic_scores(actor.critics, obs, action).amin(0)).mean()
+        policy_loss = (alpha * logp - self._preferred(critic_scores(actor.critics, obs, action))).mean()
         return next_value, scores, policy_loss, -logp.detach().mean()
 
     def _discrete_terms(
@@ -170,15 +169,19 @@ class SAC(ReplayAlgorithm):
         """Return the same terms as `_continuous_terms`, but for discrete actions."""
         actor = self.actor
         with torch.no_grad():
-            next_scores = critic_scores(self.targets["q"], next_obs).amin(0)
+            next_scores = self.smallest(critic_scores(self.targets["q"], next_obs))
             next_logp = actor.log_probs(next_obs, batch.next_mask)
             next_value = _expectation(next_logp, next_scores) + alpha * _entropy(next_logp)
         all_scores = critic_scores(actor.critics, obs)
         scores = all_scores.gather(-1, batch.action.expand(len(all_scores), -1).unsqueeze(-1)).squeeze(-1)
         logp = actor.log_probs(obs, batch.mask)
         entropy = _entropy(logp)
-        policy_loss = -(alpha * entropy + _expectation(logp, all_scores.detach().amin(0))).mean()
+        policy_loss = -(alpha * entropy + _expectation(logp, self._preferred(all_scores.detach()))).mean()
         return next_value, scores, policy_loss, entropy.detach().mean()
+
+    def _preferred(self, scores: Tensor) -> Tensor:
+        """Return the values (B,) or (B, n) that the policy maximizes, of the scores (num_critics, B) or more axes."""
+        return scores.amin(0) if self.options.critic_subset is None else scores.mean(0)
 
 
 def _expectation(logp: Tensor, values: Tensor) -> Tensor:

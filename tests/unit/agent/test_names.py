@@ -29,7 +29,7 @@ from pytorchrl.agent.names import checked_names, options_of, suggestion
 from pytorchrl.agent import names_elsewhere
 from pytorchrl.agent.names_elsewhere import HOMES, elsewhere, libraries, of_other_libraries
 from pytorchrl.cli import main
-from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.agent.algorithms.registry import names, registered
 from pytorchrl.training.composition import known_names, option_specs
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.architectures import PRESETS
@@ -218,9 +218,8 @@ def test_all_unknown_names_are_reported_at_once(agent):
     (lambda agent: Learner(None), "Learner needs target_steps"),
     (lambda agent: PPO.create_factory(n_steps=1),
      "PPO has no option 'n_steps'; in this package, use 'size' of the storage of rollouts (steps of each environment)"),
-    (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['a2c', 'appo', 'ddpg', 'dqn', 'impala', "
-                                                "'ppo', 'r2d2', 'sac', 'td3'], "
-     "a class or 'module:Class', got 'PPO'; did you mean 'ppo'?"),
+    (lambda agent: train("PPO", "CartPole-v1"),
+     f"algorithm must be one of {names()}, a class or 'module:Class', got 'PPO'; did you mean 'ppo'?"),
     (lambda agent: train(GAEBuffer, "CartPole-v1"), "algorithm must be a class that derives from Algorithm, "
      "got <class 'pytorchrl.agent.storages.on_policy.GAEBuffer'>"),
     (lambda agent: train("td3", "CartPole-v1"),

@@ -36,6 +36,7 @@ COVERED_BY = {
         "base": ["agent/algorithms/test_on_policy", "agent/algorithms/test_replay"],
         "impala": ["agent/algorithms/test_impala_appo"],
         "ppo": ["agent/algorithms/test_on_policy_losses"],
+        "variants": ["training/test_variants"],
         "vtrace": ["agent/algorithms/test_impala_appo"],
     },
     # Backends and single environments are tested through the vector environments that consist of them:

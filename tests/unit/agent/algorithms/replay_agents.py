@@ -26,7 +26,8 @@ ROWS = np.zeros(6, bool)
 
 def make(kind, seed=5, actor=None, **options):
     cls, actor_class, space, actor_options = KINDS[kind]
-    built = actor_class.create_factory(SPACE, space, **{"hidden_sizes": (6,), **actor_options, **(actor or {})})(seed=2)
+    networks = {"hidden_sizes": (6,), **actor_options, **dict(actor or ())}
+    built = actor_class.create_factory(SPACE, space, **networks)(seed=2)
     return cls.create_factory(**options)(actor=built, seed=seed)
 
 

@@ -43,15 +43,17 @@ SHARED = {
 }
 LEARNING = {
     "dqn": {**SHARED, "lr": 1e-2, "double": False, "loss": "mse"},
-    "ddpg": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2},
-    "td3": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "policy_delay": 1, "target_noise": 0.5, "noise_clip": 0.01},
+    "ddpg": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "critic_subset": 2, "policy_delay": 2},
+    "td3": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "policy_delay": 1, "target_noise": 0.5, "noise_clip": 0.01,
+            "critic_subset": 1},
     "sac": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "lr_alpha": 0.1, "initial_alpha": 0.1, "learn_alpha": False,
-            "target_entropy": 3.0},
-    "discrete_sac": {"target_entropy_scale": 0.1},
+            "target_entropy": 3.0, "critic_subset": 2, "policy_delay": 2},
+    "discrete_sac": {"target_entropy_scale": 0.1, "critic_subset": 1},
 }
 BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
          "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"},
-         "max_grad_norm": {"optimizer": "sgd"}, "double": {"lr": 0.1, "loss": "mse", "target_update_interval": 50}}
+         "max_grad_norm": {"optimizer": "sgd"}, "critic_subset": {"actor": (("num_critics", 3),)},
+         "double": {"lr": 0.1, "loss": "mse", "target_update_interval": 50}}
 ACTING = {
     "dqn": {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_per_worker": True, "test_epsilon": 1.0,
             "final_epsilon": 0.9, "epsilon_steps": 10},
@@ -67,7 +69,7 @@ ELSEWHERE = {"update_every", "num_updates", "mini_batch_size", "compile"}
 def test_tables_name_every_option():
     for kind, cls in {"dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}.items():
         named = LEARNING[kind].keys() | ACTING[kind].keys() | ELSEWHERE
-        named |= LEARNING["discrete_sac"].keys() if cls is SAC else set()
+        named |= {"target_entropy_scale"} if cls is SAC else set()
         named |= OU.keys() if cls in (DDPG, TD3) else set()
         assert {field.name for field in dataclasses.fields(cls.Options)} == named
 

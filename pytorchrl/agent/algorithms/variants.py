@@ -1,0 +1,33 @@
+"""Named variants of algorithms: the name of a paper stands for an algorithm and the values of some of its options.
+
+`train("redq", env)` equals `train("sac", env, num_critics=10, ...)`. The options of a variant override presets, and
+options of the user override those of the variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A name for an algorithm with some options.
+
+    Attributes:
+        algorithm: Name of the registered algorithm.
+        paper: Authors and year of the paper that introduced the variant.
+        options: Options of `train`, by name.
+    """
+
+    algorithm: str
+    paper: str
+    options: Mapping[str, object]
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType({
+    "redq": Variant("sac", "Chen et al. 2021", {
+        "num_critics": 10, "critic_subset": 2, "update_every": 1, "num_updates": 20, "policy_delay": 20}),
+})
+"""All variants by name. A name must not be that of a registered algorithm."""

@@ -1,0 +1,103 @@
+"""Test named variants of algorithms, such as "redq": names, options, help and files of runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pytorchrl
+from pytorchrl import SAC
+from pytorchrl.agent.algorithms import algorithm
+from pytorchrl.agent.algorithms.registry import names, registered, registration_of
+from pytorchrl.agent.algorithms.variants import VARIANTS
+from pytorchrl.agent.storages import ReplayBuffer
+from pytorchrl.cli import main
+from pytorchrl.cli.train import parse
+from pytorchrl.errors import ConfigError
+from pytorchrl.training.composition import compose, option_specs
+from pytorchrl.training.configuration import load_config
+from pytorchrl.training.training import make_learner
+
+TINY = {"target_steps": 40, "start_steps": 30, "mini_batch_size": 4, "hidden_sizes": (4,), "num_critics": 3,
+        "num_updates": 2, "progress": False, "seed": 1}
+
+
+def chosen(name, **options):
+    """Return the options of the algorithm and of the actor that `train` builds."""
+    agent, *_ = compose(name, "Pendulum-v1", options)
+    return {**vars(agent.algo_factory.options), **vars(agent.actor_factory.options)}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_an_algorithm_with_options(name):
+    variant = VARIANTS[name]
+    assert name not in registered()
+    assert variant.options.keys() <= option_specs(variant.algorithm).keys()
+    found = registration_of(name)
+    base = registration_of(variant.algorithm)
+    assert (found.algorithm, found.actor, found.storage, found.name) == (
+        base.algorithm, base.actor, base.storage, base.name)
+    assert (found.label, found.reference, found.options) == (name, name, variant.options)
+    assert (base.label, base.options) == (variant.algorithm, {})
+
+
+def test_options_of_a_variant_override_the_preset_and_those_of_the_user_override_both():
+    assert (chosen("sac")["num_updates"], chosen("sac")["hidden_sizes"]) == (1, (64, 64))
+    found = chosen("redq")
+    assert (found["num_critics"], found["critic_subset"]) == (10, 2)
+    assert (found["num_updates"], found["policy_delay"]) == (20, 20)
+    assert found["hidden_sizes"] == (64, 64)
+    given = chosen("redq", num_updates=5, hidden_sizes=(8,))
+    assert (given["num_critics"], given["num_updates"], given["hidden_sizes"]) == (10, 5, (8,))
+    with pytest.raises(ConfigError, match=r"critic_subset must be at most the number of critics, num_critics=1, got 2"):
+        pytorchrl.train("redq", "Pendulum-v1", num_critics=1)
+    with pytest.raises(ConfigError, match="gama"):
+        pytorchrl.train("redq", "Pendulum-v1", gama=0.9)
+
+
+def test_the_directory_of_a_run_names_the_variant_and_all_options(tmp_path):
+    agent = pytorchrl.train("redq", "Pendulum-v1", log_dir=f"{tmp_path}/", checkpoint_every=20, **TINY)
+    assert agent.log_dir.name == "redq-Pendulum-v1-1"
+    recipe = json.loads((agent.log_dir / "run.json").read_text())["recipe"]
+    assert recipe["algorithm"] == "redq"
+    assert recipe["options"].items() >= {"critic_subset": 2, "policy_delay": 20, "num_critics": 3}.items()
+    assert "critic_subset" not in recipe["given"]
+    assert pytorchrl.load(agent.log_dir).act([0.1, 0.2, 0.3]) == agent.act([0.1, 0.2, 0.3])
+    again = pytorchrl.train(**{**load_config(agent.log_dir / "run.json"), "checkpoint_every": None})
+    assert all((again.acting_state[name] == tensor).all() for name, tensor in agent.acting_state.items())
+
+
+def test_a_run_of_a_variant_resumes_bit_for_bit(tmp_path):
+    options = {**TINY, "target_steps": 60, "checkpoint_every": 40}
+    whole = pytorchrl.train("redq", "Pendulum-v1", log_dir=tmp_path / "whole", **options)
+    with make_learner("redq", "Pendulum-v1", log_dir=tmp_path / "parts", **options)[0] as learner:
+        while learner.env_steps < 50:
+            learner.step()
+    resumed = pytorchrl.train("redq", "Pendulum-v1", log_dir=tmp_path / "parts", resume=True, **options)
+    assert all((resumed.acting_state[name] == tensor).all() for name, tensor in whole.acting_state.items())
+
+
+def test_the_command_line_knows_variants(capsys, tmp_path):
+    given = parse("train", "Train", ["redq", "Pendulum-v1", "--num-updates", "3"])
+    assert (given.algorithm, given.env, given.num_updates) == ("redq", "Pendulum-v1", 3)
+    assert main(["train", "redq", "Pendulum-v1", "--help-all"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "redq (Chen et al. 2021), which is sac with --num-critics 10 --critic- subset 2" in shown
+    assert "--critic-subset none|INT" in shown
+    assert "all critics [2]" in shown
+    file = tmp_path / "run.toml"
+    assert main(["train", "redq", "Pendulum-v1", "--dry-run", "--save-config", str(file)]) == 0
+    written = file.read_text()
+    assert written.startswith('algorithm = "redq"')
+    assert "critic_subset = 2" in written
+    assert "num_updates = 20" in written
+
+
+def test_names_of_variants_are_suggested_and_taken():
+    assert names()[:len(registered())] == list(registered())
+    assert set(names()) == registered().keys() | VARIANTS.keys()
+    with pytest.raises(ConfigError, match=r"'redq'.*did you mean 'redq'\?"):
+        registration_of("reqd")
+    with pytest.raises(ConfigError, match=r"@algorithm\('redq'\).*a variant of sac already has this name"):
+        algorithm("redq", storage=ReplayBuffer)(type("Own", (SAC,), {}))
