@@ -42,6 +42,7 @@ _REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, object]] = {
         ("ddpg", _DDPG, {"lr_pi": 1e-3}))
     for family, common in _CONTINUOUS.items()}
 _MEMORY = {"recurrent_net": "lstm", "dueling": True}
+_SEQUENCES = {"mini_batch_size": 32, "length": 16, "burn_in": 8, "period": 8}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
 _REPLAY_PRESETS |= {
     ("dqn", "classic"): {
@@ -272,6 +273,8 @@ def preset(
     if options.get("kind") == "batch":  # each rollout is one sequence, so `num_steps` is the length of a sequence
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
+    if options.get("recurrent_net") and algorithm in ("sac", "td3", "ddpg"):
+        found |= _SEQUENCES
     return found
 
 
@@ -285,9 +288,10 @@ def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) ->
         given: Options of the user. If they contain `min_replay_ratio`, the result is empty.
         options: All options of the run, with presets and defaults.
     """
+    # The number of env steps of a sequence; without memory, a transition has one.
+    length = "num_steps" if options.get("kind") == "batch" else "length" if options.get("recurrent_net") else ""
     every, *numbers = options.get("update_every"), options.get("num_updates"), (
-        options.get("train_batch_size") or options.get("mini_batch_size")), (
-        options.get("num_steps" if options.get("kind") == "batch" else "length") or 1)  # env steps of a sequence
+        options.get("train_batch_size") or options.get("mini_batch_size")), (options.get(length) or 1)
     if "min_replay_ratio" in given or not all(isinstance(number, int) and number > 0 for number in (every, *numbers)):
         return {}  # also without such options, and with wrong values, which are refused later
     ratio = math.prod(cast("list[int]", numbers)) / cast("int", every)

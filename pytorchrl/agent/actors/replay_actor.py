@@ -51,6 +51,19 @@ class ReplayActor(Actor):
         """Convert stored actions (E, ...) to the actions that environments receive."""
         return action
 
+    def remember(self, obs: Obs, rhs: Obs, done: Tensor) -> tuple[Obs, Obs]:
+        """Let the memory of the policy process observations; without memory, return the observations and {}.
+
+        Args:
+            obs: Leaf -> (E, ...), as environments return them.
+            rhs: The memory (E, H) before these observations, by name.
+            done: (E,) bool, whether an observation is the first of its episode.
+
+        Returns:
+            The input of the policy, in place of the observations; and the memory after them.
+        """
+        return obs, {}
+
 
 def replay_trunk(
     options: NetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
@@ -133,14 +146,14 @@ class DiscreteQNet(nn.Module):
         self._noisy = noisy
 
     def forward(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """Return the values (B, n) of all actions; the network must have no memory.
+        """Return the values (B, n) of all actions.
 
         Args:
-            obs: Leaf -> (B, ...), normalized.
+            obs: Leaf -> (B, ...), normalized; with memory, what `remembered` returns.
             mask: (B, n) bool, true for the actions over which a dueling network averages the advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
         """
-        return self.unroll(obs, None, None, mask, generator)[0]
+        return self._values(self.trunk.encode(obs), mask, generator)
 
     def unroll(
         self, obs: Obs, state: Tensor | None, done: Tensor | None, mask: Tensor | None = None,
@@ -162,15 +175,19 @@ class DiscreteQNet(nn.Module):
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H); None without memory.
         """
         features, state = self.trunk.forward(obs, state, done, previous)
+        return self._values(features, mask, generator), state
+
+    def _values(self, features: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
         noise = (generator,) if self._noisy else ()
         q: Tensor = self.advantage_head(features, *noise).float()  # with mixed precision, heads return bfloat16
         if self.value_head is None:
-            return q, state
+            return q
         if mask is None:
             mean = q.mean(-1, keepdim=True)
         else:  # avoid a division by zero: the mask of a terminal observation may allow no action
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        return self.value_head(features, *noise).float() + q - mean, state
+        value: Tensor = self.value_head(features, *noise).float()
+        return value + q - mean
 
 
 class ContinuousQNet(nn.Module):
@@ -186,8 +203,11 @@ class ContinuousQNet(nn.Module):
         self.head = replay_linear(self.layers.out_features, 1, generator)
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """Return the values (B,) of actions (B, ...) in [-1, 1]; the leaves (B, ...) in `obs` are normalized."""
-        features, _ = self.trunk.forward(obs, None, None)
-        hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
+        """Return the values (B,) of actions (B, ...) in [-1, 1]; the leaves (B, ...) in `obs` are normalized.
+
+        With memory, `obs` is what `remembered` returns, and there may be two axes (L, B) in place of (B,).
+        """
+        features = self.trunk.encode(obs)
+        hidden = self.layers.forward(torch.cat((features, action.reshape(*features.shape[:-1], -1)), -1))
         value: Tensor = self.head(hidden)
         return value.squeeze(-1).float()  # with mixed precision, the head returns bfloat16

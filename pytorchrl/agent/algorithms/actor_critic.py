@@ -1,17 +1,23 @@
 """The base class of SAC, TD3 and DDPG, with the options of their ensemble of critics.
 
-B = transitions of a batch, n = discrete actions.
+B = transitions of a batch, or sequences of L steps for actors with memory; n = discrete actions.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
 
+from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.algorithms.unrolling import unrolled
+from pytorchrl.agent.data import ReplayBatch, SequenceBatch
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import AgentOptions, option
 
@@ -24,6 +30,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     By default, the target uses the smallest value of all target critics. With `critic_subset`, it uses the smallest
     value of a random subset of them, and the policy maximizes the mean value of all critics: Chen et al. 2021 (REDQ),
     algorithm 1.
+
+    With memory (`recurrent_net` of the actor), the losses cover the steps of sequences; see `unrolling`.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,7 @@ class OffPolicyActorCritic(ReplayAlgorithm):
         policy_delay: int = option(1, help=f"{POLICY_DELAY_HELP}.", low=1)
 
     actor_class = OffPolicyActor
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None, *MEMORIES)}
     actor: OffPolicyActor
 
     @classmethod
@@ -47,6 +56,18 @@ class OffPolicyActorCritic(ReplayAlgorithm):
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
                     f"num_critics={subset} or more")
         return super().contradiction(agent)
+
+    def inputs(self, batch: ReplayBatch | SequenceBatch) -> ReplayBatch:
+        """Return the transitions of a batch, whose observations are inputs of the networks.
+
+        Observations are normalized. Sequences, from which actors with memory learn, become an `UnrolledBatch`, in which
+        each axis (B,) of transitions is replaced by (L, B). `mean` of the result takes the mean over valid transitions.
+        """
+        actor = self.actor
+        if isinstance(batch, SequenceBatch):
+            return unrolled(batch, actor.normalize(batch.obs), actor.networks(), self.targets)
+        return dataclasses.replace(
+            batch, obs=actor.normalize(batch.obs), next_obs=actor.normalize(batch.next_obs))
 
     def smallest(self, scores: Tensor) -> Tensor:
         """Return the smallest value of each row, (B,) or (B, n), over all critics or over a random subset of them.

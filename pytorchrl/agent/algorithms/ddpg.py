@@ -142,18 +142,19 @@ class DDPG(OffPolicyActorCritic):
 
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        actor = self.actor
-        obs, next_obs = actor.normalize(batch.obs), actor.normalize(batch.next_obs)
+        actor, batch = self.actor, self.inputs(batch)
+        obs, next_obs = batch.obs, batch.next_obs
         with torch.no_grad():
             next_scores = self.smallest(critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)))
             target = batch.ret + batch.discount * next_scores
         deltas = critic_scores(actor.critics, obs, batch.action) - target
-        loss_q = 0.5 * (batch.weight * deltas.square()).mean(-1).sum()
+        loss_q = 0.5 * batch.mean(batch.weight * deltas.square()).sum()
         action = torch.tanh(actor.policy(obs))
         is_first = self.options.critic_subset is None
-        loss_pi = -(actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action)).mean()
+        score = actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action).mean(0)
+        loss_pi = -batch.mean(score)
         errors = deltas.detach().abs().mean(0)
-        return {"q": loss_q, "pi": loss_pi}, {"q": target.mean()}, errors
+        return {"q": loss_q, "pi": loss_pi}, {"q": batch.mean(target)}, errors
 
     # States
 

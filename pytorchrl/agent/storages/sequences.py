@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from typing_extensions import override
 from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.storages.base import StorageActor
+from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.observation_columns import SlotPool, write_extras
 from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.replay import ReplayBuffer
@@ -426,6 +427,11 @@ class SequenceBuffer(UniformSequenceBuffer, PERBuffer):
         absolute = np.where(valid, np.abs(np.asarray(errors)), 0.0)
         mean: np.ndarray = absolute.sum(0) / valid.sum(0)
         return eta * absolute.max(0) + (1.0 - eta) * mean
+
+
+SEQUENCES_OF: Mapping[type[Storage], type[UniformSequenceBuffer]] = MappingProxyType({
+    ReplayBuffer: UniformSequenceBuffer, PERBuffer: SequenceBuffer})
+"""Storage of transitions -> the storage that draws sequences in the same way, for actors with memory."""
 
 
 class _Run(NamedTuple):

@@ -11,7 +11,7 @@ from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer, UniformSequenceBuffer
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
@@ -88,10 +88,12 @@ def with_options(factory: StorageFactory, given: Mapping[str, object]) -> Storag
     """
     prioritized = given.get("prioritized")
     if has_priorities(factory, given) != has_priorities(factory, {}):
-        kinds: dict[type[ReplayBuffer], type[ReplayBuffer]] = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
+        kinds: dict[type[ReplayBuffer], type[ReplayBuffer]] = {
+            ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer, UniformSequenceBuffer: SequenceBuffer,
+            SequenceBuffer: UniformSequenceBuffer}
         if factory.cls not in kinds:
             raise error_of([Problem(
-                f"prioritized={prioritized} is for ReplayBuffer and PERBuffer, but the storage is a "
+                f"prioritized={prioritized} is for {', '.join(cls.__name__ for cls in kinds)}, but the storage is a "
                 f"{factory.cls.__name__}", "leave prioritized out", ("prioritized",))])
         kind = kinds[factory.cls]
         names = {field.name for field in dataclasses.fields(kind.Options)}

@@ -32,3 +32,14 @@ class MaskedRecall(Recall):
         chosen = [self._cue, next(a for a in order if a != self._cue)] if self._t == self._delay else order[:2]
         self.mask = np.isin(np.arange(self._num_cues), chosen)
         return self.mask
+
+
+class WithoutVelocity(gym.ObservationWrapper):
+    """A wrapper of Pendulum that leaves out the velocity, which only several observations show."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def observation(self, observation):
+        return observation[:2]
