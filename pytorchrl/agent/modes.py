@@ -3,12 +3,12 @@
 There is one rule. Networks are in evaluation mode: in collection, in central inference, in evaluations, in `act`, in
 exported policies, and in the losses of on-policy algorithms, so that all of them compute the same outputs. There is one
 exception: while an algorithm that learns from replay computes its gradients, the networks that it trains are in
-training mode. Its target networks stay in evaluation mode.
+training mode. Its target networks stay in evaluation mode, except for the dropout of the option `critic_dropout`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -44,7 +44,7 @@ class NetworkMode:
         if modules is None:
             modules = [module for module in actor.modules() if module.training and _depends_on_mode(module)]
             setattr(actor, _MODULES, modules)
-        self._modules = modules
+        self._modules = list(modules)
         actor.eval()
         for module in actor.modules():
             if isinstance(module, nn.RNNBase) and not module.dropout:
@@ -52,6 +52,10 @@ class NetworkMode:
         self._draws = not all(isinstance(module, NORMALIZATION) for module in modules)
         self._buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
         self._before: list[Tensor] | None = None  # the buffers before the first gradient since the last update
+
+    def also(self, modules: Iterable[nn.Module]) -> None:
+        """Put more modules into training mode for gradients: layers of target networks that have no buffers."""
+        self._modules += modules
 
     def layers(self, kind: type[nn.Module]) -> list[str]:
         """Return the names of the types of layers of this kind that training mode would affect."""
@@ -97,4 +101,4 @@ def _depends_on_mode(module: nn.Module) -> bool:
     """Return whether a module may compute other outputs in training mode; this is unknown for a class of the user."""
     if isinstance(module, nn.RNNBase):
         return bool(module.dropout)
-    return isinstance(module, _EXCEPTIONS) or not type(module).__module__.startswith(_SAME_IN_BOTH)
+    return isinstance(module, (*_EXCEPTIONS, NORMALIZATION)) or not type(module).__module__.startswith(_SAME_IN_BOTH)

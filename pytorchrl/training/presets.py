@@ -266,6 +266,8 @@ def preset(
                                                                               "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
+    if options.get("target_networks") is False:
+        found = {name: value for name, value in found.items() if name not in ("polyak", "target_update_interval")}
     if suite in KINDS and not isinstance(options.get("feature_extractor", ""), str):
         found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
     if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise

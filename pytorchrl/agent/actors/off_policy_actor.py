@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from typing_extensions import override
 
+from pytorchrl.agent.actors.critic_layers import CriticOptions
 from pytorchrl.agent.actors.distributions import Categorical, check_mask, inner_bounds
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import (
@@ -36,7 +38,7 @@ from pytorchrl.agent.actors.trunk import (
 from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.errors import ConfigError, Problem, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
 _MEMORY = "pi"
@@ -67,10 +69,11 @@ class OffPolicyActor(ReplayActor):
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
     network_options: ClassVar[tuple[str, ...]] = (
-        *ReplayActor.network_options, "num_critics", "obs_groups", "recurrent_net", "recurrent_size")
+        *ReplayActor.network_options, "num_critics", "obs_groups", "critic_hidden_sizes", "critic_norm",
+        "critic_dropout", "recurrent_net", "recurrent_size")
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(MemoryOptions, GroupOptions, ReplayActor.Options):
+    class Options(CriticOptions, MemoryOptions, GroupOptions, ReplayActor.Options):
         """Options of `OffPolicyActor`."""
 
         policy: str = option(
@@ -91,10 +94,29 @@ class OffPolicyActor(ReplayActor):
             if not is_box and self.policy == "deterministic":
                 raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and "
                                   "DQN")
+            self._check_critics(is_box)
             if self.log_std_bound != "clip" and not is_gaussian:
                 raise ConfigError(
                     f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
                     "other policy has a standard deviation; leave it out")
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse batch normalization of sequences, whose padding would count in the moments."""
+            yield from super().contradictions()
+            if self.recurrent_net is not None and self.critic_norm == "batch":
+                yield Problem("critic_norm='batch' does not support the sequences of critics with memory, whose padding "
+                              "would count in its moments", "give critic_norm='layer'", ("critic_norm", "recurrent_net"))
+
+        def _check_critics(self, is_box: bool) -> None:
+            """Refuse options of the critics' layers if there are no such layers."""
+            found = [name for name in self.changed() if name in CriticOptions.declarations()]
+            if found and not is_box:
+                raise ConfigError(f"{', '.join(found)} needs a Box of actions, because critics of Discrete actions "
+                                  f"have the layers of the policy; leave {', '.join(found)} out")
+            sizes = self.hidden_sizes if self.critic_hidden_sizes is None else self.critic_hidden_sizes
+            if not sizes and (self.critic_norm == "layer" or self.critic_dropout):
+                raise ConfigError("critic_norm='layer' and critic_dropout need hidden layers in the critics, got none; "
+                                  "give critic_hidden_sizes")
 
     @classmethod
     @override
@@ -145,8 +167,10 @@ class OffPolicyActor(ReplayActor):
         options, size = self.options, self.action_size
         self.is_recurrent = options.recurrent_net is not None
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator, spaces=options.group(ACTOR_GROUP))
-        build, seen = DiscreteQNet if self.is_discrete else ContinuousQNet, options.group(CRITIC_GROUP)
-        self.critics = nn.ModuleList(build(options, size, generator, spaces=seen) for _ in range(options.num_critics))
+        seen = options.group(CRITIC_GROUP)
+        self.critics = nn.ModuleList(
+            DiscreteQNet(options, size, generator, spaces=seen) if self.is_discrete else
+            ContinuousQNet(options, size, generator, spaces=seen, critic=options) for _ in range(options.num_critics))
 
     @property
     def num_outputs(self) -> int:

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.actors.critic_layers import CriticLayers, CriticOptions
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
 from pytorchrl.agent.actors.trunk import LeafSpaces, NetworkOptions, Trunk, TrunkOptions
@@ -194,11 +195,15 @@ class ContinuousQNet(nn.Module):
     """Network for the value of one action: an extractor, then layers over its features and the action."""
 
     def __init__(self, options: NetworkOptions, action_size: int, generator: torch.Generator, *,
-                 spaces: LeafSpaces | None = None) -> None:
+                 spaces: LeafSpaces | None = None, critic: CriticOptions | None = None) -> None:
         super().__init__()
         # `layers` has the hidden layers
         self.trunk = replay_trunk(options, generator, hidden_sizes=(), spaces=spaces)
-        self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
+        critic, sizes = critic or CriticOptions(), options.hidden_sizes
+        inputs, sizes = self.trunk.out_features + action_size, (
+            sizes if critic.critic_hidden_sizes is None else critic.critic_hidden_sizes)
+        self.layers = (MLP(inputs, sizes, options.activation, generator) if critic.is_plain else
+                       CriticLayers(inputs, sizes, options.activation, critic, generator))
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)
 

@@ -6,20 +6,25 @@ B = transitions of a batch, or sequences of L steps for actors with memory; n = 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
+from pytorchrl.agent.actors.critic_layers import CriticLayers
 from pytorchrl.agent.actors.memory import MEMORIES
-from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.algorithms.unrolling import unrolled
-from pytorchrl.agent.data import ReplayBatch, SequenceBatch
+from pytorchrl.agent.data import Obs, ReplayBatch, SequenceBatch
+from pytorchrl.agent.modes import DROPOUT, NORMALIZATION
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import AgentOptions, option
+from pytorchrl.errors import Problem
 
 POLICY_DELAY_HELP = "Number of updates of the critics per update of the policy"
 
@@ -29,7 +34,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
 
     By default, the target uses the smallest value of all target critics. With `critic_subset`, it uses the smallest
     value of a random subset of them, and the policy maximizes the mean value of all critics: Chen et al. 2021 (REDQ),
-    algorithm 1.
+    algorithm 1. Without `target_networks`, targets are computed with the trained networks: Bhatt et al. 2024 (CrossQ),
+    figure 2.
 
     With memory (`recurrent_net` of the actor), the losses cover the steps of sequences; see `unrolling`.
     """
@@ -42,6 +48,16 @@ class OffPolicyActorCritic(ReplayAlgorithm):
             None, help="Number of critics, drawn at random in each update, whose smallest value is the target; the "
                        "policy then maximizes the mean of all critics. None means all critics.", low=1)
         policy_delay: int = option(1, help=f"{POLICY_DELAY_HELP}.", low=1)
+        target_networks: bool = option(
+            True, help="Compute targets with slowly changing copies of the networks; otherwise, with the networks "
+                       "themselves, which then process o and o' in one batch, as in CrossQ.")
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse options of target networks if there are none."""
+            yield from super().contradictions()
+            if not self.target_networks:
+                yield from self._without_effect(
+                    ("polyak", "target_update_interval"), "target_networks=True", "target_networks")
 
     actor_class = OffPolicyActor
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None, *MEMORIES)}
@@ -50,12 +66,25 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if the subset would be larger than the number of critics."""
+        """Return a message if the subset would be larger than the number of critics, or memory has no targets."""
         subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
         if subset is not None and number is not None and subset > number:
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
                     f"num_critics={subset} or more")
+        if agent.has_memory and not agent.algorithm.target_networks:
+            return ("target_networks=False, with which critics process o and o' in one batch, does not support the "
+                    "sequences of an actor with memory; set target_networks=True or recurrent_net=None")
         return super().contradiction(agent)
+
+    def __init__(
+        self, options: OffPolicyActorCritic.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu",
+    ) -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        # As in the authors' code of DroQ, dropout is active in target critics, too.
+        self.mode.also(module.dropout for target in self.targets.values() for module in target.modules()
+                       if isinstance(module, CriticLayers) and isinstance(module.dropout, DROPOUT))
+        self._norms = [module for module in actor.critics.modules() if isinstance(module, NORMALIZATION)]
 
     def inputs(self, batch: ReplayBatch | SequenceBatch) -> ReplayBatch:
         """Return the transitions of a batch, whose observations are inputs of the networks.
@@ -68,6 +97,46 @@ class OffPolicyActorCritic(ReplayAlgorithm):
             return unrolled(batch, actor.normalize(batch.obs), actor.networks(), self.targets)
         return dataclasses.replace(
             batch, obs=actor.normalize(batch.obs), next_obs=actor.normalize(batch.next_obs))
+
+    @override
+    def groups_with_targets(self) -> tuple[str, ...]:
+        return self.target_groups if self.options.target_networks else ()
+
+    def both_scores(self, obs: Obs, next_obs: Obs, *actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the critics' values of transitions, and the target critics' values of what follows, (num_critics, B).
+
+        For a Discrete space, the values are those of all actions, (num_critics, B, n). No gradient flows through the
+        second result. Without target networks, the critics process both in one batch, so that batch normalization sees
+        both distributions.
+
+        Args:
+            obs: Normalized observations, leaf -> (B, ...).
+            next_obs: Normalized next observations, leaf -> (B, ...).
+            *actions: The stored actions (B, ...) and the next actions (B, D); empty for a Discrete space.
+        """
+        critics = self.actor.critics
+        if self.options.target_networks:
+            with torch.no_grad():
+                next_scores = critic_scores(self.targets["q"], next_obs, *actions[1:])
+            return critic_scores(critics, obs, *actions[:1]), next_scores
+        joint = {leaf: torch.cat((rows, next_obs[leaf])) for leaf, rows in obs.items()}
+        action = [torch.cat([part.flatten(1) for part in actions])] if actions else []
+        scores, next_scores = critic_scores(critics, joint, *action).chunk(2, 1)
+        return scores, next_scores.detach()
+
+    @contextmanager
+    def fixed_moments(self) -> Iterator[None]:
+        """Let batch normalization in the critics use its running moments, without learning, within a `with` block.
+
+        The loss of the policy is computed in this way, because actions of the policy have another distribution than
+        those in the storage: Bhatt et al. 2024, section 4.
+        """
+        before = [norm.training for norm in self._norms]
+        for norm in self._norms:
+            norm.training = False
+        yield
+        for norm, training in zip(self._norms, before, strict=True):
+            norm.training = training
 
     def smallest(self, scores: Tensor) -> Tensor:
         """Return the smallest value of each row, (B,) or (B, n), over all critics or over a random subset of them.

@@ -65,6 +65,8 @@ class Algorithm(Part, Updatable, ABC):
         optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         adam_eps: float = option(
             1e-5, help="Epsilon of Adam and AdamW, added outside the square root.", low=0.0, exclusive=True)
+        adam_beta1: float = option(
+            0.9, help="Decay of the first moment of Adam and AdamW.", low=0.0, high=0.999)
         weight_decay: float = option(
             0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
                        "rate.", low=0.0)

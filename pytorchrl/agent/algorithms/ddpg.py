@@ -138,23 +138,24 @@ class DDPG(OffPolicyActorCritic):
         Args:
             next_obs: The normalized observations, one tensor (B, ...) for each leaf.
         """
-        return torch.tanh(self.targets["pi"](next_obs))
+        return torch.tanh(self.targets.get("pi", self.actor.policy)(next_obs))
 
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         actor, batch = self.actor, self.inputs(batch)
         obs, next_obs = batch.obs, batch.next_obs
         with torch.no_grad():
-            next_scores = self.smallest(critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)))
-            target = batch.ret + batch.discount * next_scores
-        deltas = critic_scores(actor.critics, obs, batch.action) - target
+            next_action = self.target_actions(next_obs)
+        scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
+        target = batch.ret + batch.discount * self.smallest(next_scores)
+        deltas = scores - target
         loss_q = 0.5 * batch.mean(batch.weight * deltas.square()).sum()
         action = torch.tanh(actor.policy(obs))
         is_first = self.options.critic_subset is None
-        score = actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action).mean(0)
-        loss_pi = -batch.mean(score)
+        with self.fixed_moments():
+            value = actor.critics[0](obs, action) if is_first else critic_scores(actor.critics, obs, action).mean(0)
         errors = deltas.detach().abs().mean(0)
-        return {"q": loss_q, "pi": loss_pi}, {"q": batch.mean(target)}, errors
+        return {"q": loss_q, "pi": -batch.mean(value)}, {"q": batch.mean(target)}, errors
 
     # States
 

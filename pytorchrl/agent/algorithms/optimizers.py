@@ -23,10 +23,11 @@ WORK = Work("optimizer")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
     "Optimizer: one of these names, a class of torch.optim, or a function of params and lr that returns an optimizer.")
-_ADAM_BETAS = 0.9, 0.999
+_ADAM_BETA2 = 0.999
 # The moments of a parameter whose gradient stays 0, such as a weight of a dead ReLU unit, decay to subnormal numbers.
 # Intel processors compute with those up to 17 times as slowly. A number below 1e-35 is therefore set to 0 every 64
-# steps; in that time, a decay of 0.9 makes it no smaller than 1e-38, the smallest normal number.
+# steps; in that time, a decay of 0.9 makes it no smaller than 1e-38, the smallest normal number. With a smaller decay,
+# it is subnormal for a few steps, and then 0.
 _NEGLIGIBLE, _STEPS_PER_CLEANING = 1e-35, 64
 
 
@@ -52,6 +53,8 @@ class OptimizerSettings:
 
     adam_eps: float
     """Epsilon of Adam and AdamW, added to the square root of the second moment."""
+    adam_beta1: float
+    """Decay of the first moment of Adam and AdamW."""
     weight_decay: float
     """Weight decay of AdamW: each step first multiplies the parameters by 1 - lr * weight_decay."""
     momentum: float
@@ -63,7 +66,7 @@ class OptimizerSettings:
 
 
 OPTIONS_OF = MappingProxyType({
-    "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
+    "adam_eps": ("adam", "adamw"), "adam_beta1": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
 """The names of the optimizers that use each setting. The keys are settings, which are also options of algorithms."""
@@ -103,7 +106,8 @@ class FlatOptimizer(VectorOptimizer):
         """
         self.name, self._is_adam = name, name in ("adam", "adamw")
         self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
-        self._betas = _ADAM_BETAS if self._is_adam else (settings.momentum, settings.rmsprop_decay)
+        self._betas = (
+            (settings.adam_beta1, _ADAM_BETA2) if self._is_adam else (settings.momentum, settings.rmsprop_decay))
         self._weight_decay = settings.weight_decay if name == "adamw" else 0.0
         self._scratch = torch.empty_like(like)
         self._count = torch.zeros((), device=like.device)  # `num_steps` as a tensor, for torch's Adam kernel

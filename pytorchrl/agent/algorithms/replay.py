@@ -110,7 +110,7 @@ class ReplayAlgorithm(Algorithm):
         networks = self.actor.networks()
         self.targets: dict[str, nn.Module] = {}
         check_target_groups(self, networks)
-        for name in self.target_groups:
+        for name in self.groups_with_targets():
             self.targets[name] = copy.deepcopy(networks[name]).requires_grad_(False)
         self._target_vectors = {
             name: FlatParameters(dict(target.named_parameters())) for name, target in self.targets.items()}
@@ -137,6 +137,10 @@ class ReplayAlgorithm(Algorithm):
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
         """Return one group for each network of the actor."""
         return {name: dict(network.named_parameters()) for name, network in self.actor.networks().items()}
+
+    def groups_with_targets(self) -> tuple[str, ...]:
+        """Return the parameter groups that have a target network; by default, `target_groups`."""
+        return self.target_groups
 
     # Acting
 

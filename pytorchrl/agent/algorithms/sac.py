@@ -155,20 +155,20 @@ class SAC(OffPolicyActorCritic):
         actor, generator, obs, next_obs = self.actor, self.update_generator, batch.obs, batch.next_obs
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
-            next_value = self.smallest(critic_scores(self.targets["q"], next_obs, next_action)) - alpha * next_logp
-        scores = critic_scores(actor.critics, obs, batch.action)
+        scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
+        next_value = self.smallest(next_scores) - alpha * next_logp
         action, logp = actor.sample_log_prob(obs, generator)
-        policy_loss = batch.mean(alpha * logp - self._preferred(critic_scores(actor.critics, obs, action)))
+        with self.fixed_moments():
+            policy_loss = batch.mean(alpha * logp - self._preferred(critic_scores(actor.critics, obs, action)))
         return next_value, scores, policy_loss, -batch.mean(logp.detach())
 
     def _discrete_terms(self, batch: ReplayBatch, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the same terms as `_continuous_terms`, but for discrete actions."""
         actor, obs, next_obs = self.actor, batch.obs, batch.next_obs
+        all_scores, next_scores = self.both_scores(obs, next_obs)
         with torch.no_grad():
-            next_scores = self.smallest(critic_scores(self.targets["q"], next_obs))
             next_logp = actor.log_probs(next_obs, batch.next_mask)
-            next_value = _expectation(next_logp, next_scores) + alpha * _entropy(next_logp)
-        all_scores = critic_scores(actor.critics, obs)
+            next_value = _expectation(next_logp, self.smallest(next_scores)) + alpha * _entropy(next_logp)
         scores = values_of(all_scores, batch.action)
         logp = actor.log_probs(obs, batch.mask)
         entropy = _entropy(logp)

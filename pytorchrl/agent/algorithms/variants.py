@@ -28,6 +28,13 @@ class Variant:
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType({
     "redq": Variant("sac", "Chen et al. 2021", {
-        "num_critics": 10, "critic_subset": 2, "update_every": 1, "num_updates": 20, "policy_delay": 20}),
+        "num_critics": 10, "critic_subset": 2, "update_every": 1, "num_updates": 20, "policy_delay": 20,
+        "lr_q": 3e-4, "lr_pi": 3e-4, "lr_alpha": 3e-4}),
+    "droq": Variant("sac", "Hiraoka et al. 2022", {
+        "num_critics": 2, "critic_subset": 2, "critic_norm": "layer", "critic_dropout": 0.01, "update_every": 1,
+        "num_updates": 20, "policy_delay": 20, "lr_q": 3e-4, "lr_pi": 3e-4, "lr_alpha": 3e-4}),
+    "crossq": Variant("sac", "Bhatt et al. 2024", {
+        "target_networks": False, "critic_norm": "batch", "critic_hidden_sizes": (1024, 1024), "policy_delay": 3,
+        "adam_beta1": 0.5, "lr_q": 1e-3, "lr_pi": 1e-3, "lr_alpha": 1e-3}),
 })
 """All variants by name. A name must not be that of a registered algorithm."""

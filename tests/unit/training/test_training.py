@@ -31,8 +31,8 @@ TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "t
 
 # For each option of the agent's parts, a value that differs from the preset and from the default.
 OTHER = {
-    "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5, "max_grad_norm": 3.0,
-    "weight_decay": 0.5, "momentum": 0.5,
+    "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "adam_beta1": 0.5, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5,
+    "max_grad_norm": 3.0, "weight_decay": 0.5, "momentum": 0.5,
     "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "mini_batch_size": 100, "value_loss_coef": 0.7,
     "entropy_coef": 0.3,
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,

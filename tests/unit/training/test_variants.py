@@ -17,6 +17,7 @@ from pytorchrl.cli.train import parse
 from pytorchrl.errors import ConfigError
 from pytorchrl.training.composition import compose, option_specs
 from pytorchrl.training.configuration import load_config
+from pytorchrl.training.presets import preset
 from pytorchrl.training.training import make_learner
 
 TINY = {"target_steps": 40, "start_steps": 30, "mini_batch_size": 4, "hidden_sizes": (4,), "num_critics": 3,
@@ -68,13 +69,16 @@ def test_the_directory_of_a_run_names_the_variant_and_all_options(tmp_path):
     assert all((again.acting_state[name] == tensor).all() for name, tensor in agent.acting_state.items())
 
 
-def test_a_run_of_a_variant_resumes_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("name", ["redq", "droq", "crossq"])
+def test_a_run_of_a_variant_resumes_bit_for_bit(name, tmp_path):
     options = {**TINY, "target_steps": 60, "checkpoint_every": 40}
-    whole = pytorchrl.train("redq", "Pendulum-v1", log_dir=tmp_path / "whole", **options)
-    with make_learner("redq", "Pendulum-v1", log_dir=tmp_path / "parts", **options)[0] as learner:
+    options |= {"critic_hidden_sizes": (5,)} if name == "crossq" else {}
+    whole = pytorchrl.train(name, "Pendulum-v1", log_dir=tmp_path / "whole", **options)
+    with make_learner(name, "Pendulum-v1", log_dir=tmp_path / "parts", **options)[0] as learner:
         while learner.env_steps < 50:
             learner.step()
-    resumed = pytorchrl.train("redq", "Pendulum-v1", log_dir=tmp_path / "parts", resume=True, **options)
+    resumed = pytorchrl.train(name, "Pendulum-v1", log_dir=tmp_path / "parts", resume=True, **options)
+    assert pytorchrl.load(tmp_path / "parts").act([0.1, 0.2, 0.3]) == whole.act([0.1, 0.2, 0.3])
     assert all((resumed.acting_state[name] == tensor).all() for name, tensor in whole.acting_state.items())
 
 
@@ -92,6 +96,35 @@ def test_the_command_line_knows_variants(capsys, tmp_path):
     assert written.startswith('algorithm = "redq"')
     assert "critic_subset = 2" in written
     assert "num_updates = 20" in written
+
+
+def test_crossq_omits_what_presets_set_for_target_networks():
+    atari = preset("sac", "atari")
+    assert {"polyak", "target_update_interval"} <= atari.keys()
+    assert atari.items() - preset("sac", "atari", VARIANTS["crossq"].options).items() == {
+        ("polyak", 0.0), ("target_update_interval", 2000)}
+    found = chosen("crossq")
+    assert (found["target_networks"], found["critic_norm"], found["adam_beta1"]) == (False, "batch", 0.5)
+    assert (found["critic_hidden_sizes"], found["hidden_sizes"]) == ((1024, 1024), (64, 64))
+
+
+def test_batch_renormalization_is_refused_where_workers_would_learn_different_moments():
+    with pytest.raises(ConfigError, match=r"BatchRenorm in the actor learn moments .* parallel gradient workers"):
+        pytorchrl.train("crossq", "Pendulum-v1", num_grad_workers=2, runtime="simulated", **TINY)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"prioritized": True, "n_step": 3}, {"num_col_workers": 2, "col_communication": "async"},
+    {"num_col_workers": 2, "runtime": "threads"},
+    {"num_replay_workers": 2, "num_col_workers": 2, "col_communication": "async"}],
+    ids=["central", "prioritized", "async", "threads", "shards"])
+@pytest.mark.parametrize("name", ["redq", "droq", "crossq"])
+def test_variants_train_in_schemes_of_every_kind(name, options):
+    own = {"critic_hidden_sizes": (5,)} if name == "crossq" else {}
+    options = {"runtime": "simulated", **options} if options else options
+    agent = pytorchrl.train(name, "Pendulum-v1", **{**TINY, **own, **options})
+    assert agent.summary["updates"] > 2
+    assert all(bool(tensor.isfinite().all()) for tensor in agent.acting_state.values())
 
 
 def test_names_of_variants_are_suggested_and_taken():

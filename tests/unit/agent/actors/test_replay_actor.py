@@ -130,7 +130,8 @@ def test_tables_of_options_are_complete():
         "dueling", "noisy", "recurrent_net", "recurrent_size",
         "prev_action_reward"}  # the memory options are tested in test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
-        "policy", "num_critics", "log_std_bound", "obs_groups", "recurrent_net", "recurrent_size"}
+        "policy", "num_critics", "log_std_bound", "obs_groups", "recurrent_net", "recurrent_size",
+        "critic_norm", "critic_dropout", "critic_hidden_sizes"}  # test_critic_layers tests the latter three
 
 
 @pytest.mark.parametrize("cls", [QActor, OffPolicyActor])
@@ -153,6 +154,11 @@ def test_factory_prints_and_pickles(cls):
     (OffPolicyActor, BOX, {"policy": "deterministic", "log_std_bound": "tanh"}, ConfigError,
      "log_std_bound=.tanh. needs"),
     (OffPolicyActor, BOX, {"num_critics": 0}, ConfigError, "num_critics must be a whole number >= 1"),
+    (OffPolicyActor, FOUR, {"critic_norm": "layer", "critic_dropout": 0.1}, ConfigError,
+     "critic_norm, critic_dropout needs a Box of actions"),
+    (OffPolicyActor, BOX, {"critic_norm": "group"}, ConfigError, "critic_norm must be one of"),
+    (OffPolicyActor, BOX, {"critic_dropout": 1.0}, ConfigError, "critic_dropout must be a number .*0.9"),
+    (OffPolicyActor, BOX, {"critic_dropout": 0.1, "critic_hidden_sizes": ()}, ConfigError, "need hidden layers"),
     (QActor, FOUR, {"duelling": True}, ConfigError, "did you mean 'dueling'"),
     (QActor, FOUR, {"feature_extractor": "cnn"}, SpaceError, "needs an image leaf"),
     (QActor, FOUR, {"hidden_sizes": (0,)}, ConfigError, "hidden_sizes must be a tuple or list of whole numbers >= 1"),

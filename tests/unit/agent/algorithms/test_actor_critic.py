@@ -11,7 +11,7 @@ import torch
 from pytorchrl import train
 from pytorchrl.agent.actors import OffPolicyActor
 from pytorchrl.agent.algorithms import DDPG, SAC, TD3
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from tests.unit.agent.algorithms import replay_agents
 from tests.unit.agent.algorithms.test_replay_losses import (
     ACTION_SIZE,
@@ -146,3 +146,193 @@ def test_a_subset_must_not_be_larger_than_the_ensemble():
         train("sac", "Pendulum-v1", critic_subset=3)
     with pytest.raises(ConfigError, match=r"critic_subset must be a whole number >= 1"):
         SAC.create_factory(critic_subset=0)
+
+
+# Dropout, as in DroQ
+
+
+def test_dropout_is_active_in_target_critics_and_in_the_loss_of_the_policy():
+    """Compare with formulas that use the same masks; all draws come from a seed of the update generator."""
+    algorithm = make(SAC, OffPolicyActor, BOX, {"critic_dropout": 0.4, "critic_hidden_sizes": (5,)}, initial_alpha=0.4,
+                     learn_alpha=False, critic_subset=2)
+    batch = make_batch(False)
+    obs, next_obs, action = double(batch.obs["obs"]), double(batch.next_obs["obs"]), double(batch.action)
+    params, generator = parameters(algorithm), algorithm.update_generator.clone_state()
+    seed = int(torch.randint(2**62, (), generator=generator))
+    next_noise, _, noise = normal(generator, SAMPLES, ACTION_SIZE), normal(generator, 2), normal(
+        generator, SAMPLES, ACTION_SIZE)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        masks = [[double(torch.nn.functional.dropout(torch.ones(SAMPLES, 5), 0.4)) for _ in range(2)] for _ in range(3)]
+    of_target, of_critics, of_policy = masks
+    assert len({mask.tobytes() for pair in masks for mask in pair}) == 6
+
+    def dropped(q, x, a, masks):
+        rows, found = np.concatenate((x, a), 1), []
+        for i, mask in enumerate(masks):
+            hidden = np.tanh((rows @ q[f"{i}.layers.layers.0.weight"].T + q[f"{i}.layers.layers.0.bias"]) * mask)
+            found.append(hidden @ q[f"{i}.head.weight"][0] + q[f"{i}.head.bias"][0])
+        return np.stack(found)
+
+    next_action, next_logp = squashed(params["pi"], next_obs, next_noise)
+    target = double(batch.ret) + double(batch.discount) * (
+        dropped(params["target_q"], next_obs, next_action, of_target).min(0) - 0.4 * next_logp)
+
+    def loss_pi(pi):
+        chosen, logp = squashed(pi, obs, noise)
+        return np.mean(0.4 * logp - dropped(params["q"], obs, chosen, of_policy).mean(0))
+
+    check_gradients(algorithm, batch, {
+        "q": lambda q: 0.5 * np.mean(
+            double(batch.weight) * (dropped(q, obs, action, of_critics) - target) ** 2, 1).sum(),
+        "pi": loss_pi})
+
+
+# Critics without target networks, as in CrossQ
+
+
+def batch_norm(params, name, x, moments=None):
+    """Return batch normalization of x (rows, F) with the moments of the batch, or with given ones, and its moments."""
+    own = x.mean(0), x.var(0)
+    mean, variance = own if moments is None else moments
+    return params[f"{name}.weight"] * (x - mean) / np.sqrt(variance + 1e-3) + params[f"{name}.bias"], own
+
+
+def crossq(params, obs, action, moments=None):
+    """Return values (num_critics, rows) of critics with one hidden layer, and the moments of their two norms."""
+    values, found = [], []
+    for i in range(2):
+        given = (None, None) if moments is None else moments[i]
+        x, first = batch_norm(params, f"{i}.layers.batch_norms.0", np.concatenate((obs, action), 1), given[0])
+        x = np.tanh(x @ params[f"{i}.layers.layers.0.weight"].T + params[f"{i}.layers.layers.0.bias"])
+        x, second = batch_norm(params, f"{i}.layers.batch_norms.1", x, given[1])
+        values.append(x @ params[f"{i}.head.weight"][0] + params[f"{i}.head.bias"][0])
+        found.append((first, second))
+    return np.stack(values), found
+
+
+@pytest.mark.parametrize("cls", [SAC, TD3])
+def test_critics_of_crossq_process_both_halves_together_and_the_policy_sees_running_moments(cls):
+    actor = {"critic_norm": "batch", "critic_hidden_sizes": (5,)}
+    actor |= {} if cls is SAC else {"policy": "deterministic"}
+    options = {"initial_alpha": 0.4, "learn_alpha": False} if cls is SAC else {"target_noise": 0.0}
+    algorithm = make(cls, OffPolicyActor, BOX, actor, target_networks=False, **options)
+    assert algorithm.targets == {}
+    batch = make_batch(False)
+    obs, next_obs, action = double(batch.obs["obs"]), double(batch.next_obs["obs"]), double(batch.action)
+    params, generator = parameters(algorithm), algorithm.update_generator.clone_state()
+    next_noise, noise = normal(generator, SAMPLES, ACTION_SIZE), normal(generator, SAMPLES, ACTION_SIZE)
+
+    def actions(pi, x, draws):
+        return squashed(pi, x, draws) if cls is SAC else (np.tanh(policy(pi, x)), 0.0)
+
+    next_action, next_logp = actions(params["pi"], next_obs, next_noise)
+
+    def joint(q):
+        values, moments = crossq(q, np.concatenate((obs, next_obs)), np.concatenate((action, next_action)))
+        return values[:, :SAMPLES], values[:, SAMPLES:], moments
+
+    _, next_scores, moments = joint(params["q"])
+    target = double(batch.ret) + double(batch.discount) * (next_scores.min(0) - 0.4 * next_logp)
+    running = [[(0.01 * mean, 0.99 + 0.01 * variance) for mean, variance in of_critic] for of_critic in moments]
+
+    def loss_pi(pi):
+        chosen, logp = actions(pi, obs, noise)
+        values = crossq(params["q"], obs, chosen, running)[0]
+        return np.mean(0.4 * logp - (values.min(0) if cls is SAC else values[0]))
+
+    check_gradients(algorithm, batch, {
+        "q": lambda q: 0.5 * np.mean(double(batch.weight) * (joint(q)[0] - target) ** 2, 1).sum(), "pi": loss_pi})
+    for critic, of_critic in zip(algorithm.actor.critics, running, strict=True):
+        for norm, (mean, variance) in zip(critic.layers.batch_norms, of_critic, strict=True):
+            np.testing.assert_allclose(norm.running_mean.numpy(), mean, rtol=1e-4, atol=1e-7)
+            np.testing.assert_allclose(norm.running_var.numpy(), variance, rtol=1e-4)
+            assert (int(norm.num_batches_tracked), norm.training) == (1, False), "one pass; afterwards, evaluation mode"
+
+
+@pytest.mark.parametrize("kind", ["sac", "discrete_sac", "ddpg", "td3"])
+def test_without_target_networks_the_networks_themselves_compute_the_targets(kind):
+    """With polyak=0, target networks equal the networks after each update, so losses are the same."""
+    with_targets = replay_agents.make(kind, polyak=0.0)
+    without = replay_agents.make(kind, target_networks=False)
+    for number in range(4):
+        batch = replay_agents.make_batch(with_targets, seed=number)
+        (expected, wanted), (gradients, info) = (
+            algorithm.compute_gradients(batch) for algorithm in (with_targets, without))
+        assert info.pop("errors").allclose(wanted.pop("errors"), atol=1e-5)
+        assert info == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5)
+        for algorithm in (with_targets, without):
+            if kind == "td3":  # whose targets are delayed
+                algorithm.num_updates_made = 1
+            algorithm.apply_gradients([gradient.clone() for gradient in expected])
+
+
+def test_options_of_target_networks_need_target_networks():
+    with pytest.raises(ConfigError, match="polyak, target_update_interval needs target_networks=True"):
+        SAC.create_factory(target_networks=False, polyak=0.9, target_update_interval=3)
+
+
+# Running
+
+
+VARIANTS = {
+    "redq": {"num_critics": 3, "critic_subset": 2, "policy_delay": 2},
+    "droq": {"critic_norm": "layer", "critic_dropout": 0.1, "critic_subset": 2, "policy_delay": 2},
+    "crossq": {"critic_norm": "batch", "target_networks": False, "critic_hidden_sizes": (7,), "policy_delay": 2}}
+
+
+@pytest.mark.parametrize("mixed_precision", [False, True])
+@pytest.mark.parametrize(("kind", "variant"), [
+    *(("sac", name) for name in VARIANTS), *(("td3", name) for name in VARIANTS), ("discrete_sac", "redq")])
+def test_updates_continue_bit_for_bit_after_a_restart(kind, variant, mixed_precision):
+    options = dict(VARIANTS[variant])
+    actor = {name: options.pop(name) for name in list(options)
+             if (name.startswith("critic_") and name != "critic_subset") or name == "num_critics"}
+    first, second = (replay_agents.make(kind, actor=actor, mixed_precision=mixed_precision, **options)
+                     for _ in range(2))
+    if kind != "discrete_sac":
+        assert first._small is not None, "the policy has no such layers, so it still acts in NumPy"
+    replay_agents.update(first, times=5)
+    second.load_state_dict(first.state_dict())
+    for algorithm in (first, second):
+        replay_agents.update(algorithm, times=4, first=5)
+    state, again = (replay_agents.leaves(algorithm.state_dict()) for algorithm in (first, second))
+    assert replay_agents.equal(state, again)
+    assert all(bool(group.data.isfinite().all()) for group in first.groups.values())
+    if variant == "crossq":
+        assert int(first.actor.critics[0].layers.batch_norms[0].num_batches_tracked) == 9
+
+
+@pytest.mark.parametrize("kind", ["sac", "td3"])
+def test_a_refused_update_leaves_the_running_moments_of_critics(kind):
+    algorithm = replay_agents.make(kind, actor={"critic_norm": "batch"}, target_networks=False)
+    replay_agents.update(algorithm)
+    before = [buffer.clone() for buffer in algorithm.actor.critics.buffers()]
+    batch = replay_agents.make_batch(algorithm)
+    batch.ret[0] = float("inf")
+    gradients, _ = algorithm.compute_gradients(batch)
+    with pytest.raises(NonFiniteUpdateError):
+        algorithm.apply_gradients(gradients)
+    assert before
+    assert replay_agents.equal(before, list(algorithm.actor.critics.buffers()))
+
+
+@pytest.mark.parametrize("name", ["q", "pi"])
+def test_an_extractor_of_the_user_with_batch_normalization_learns_only_from_the_storage(name):
+    """Check that each update counts as one pass in the critics, because the loss of the policy learns no moments."""
+    algorithm = replay_agents.make("sac", actor={"feature_extractor": Normed})
+    replay_agents.update(algorithm, times=3)
+    network = {"q": algorithm.actor.critics[0], "pi": algorithm.actor.policy}[name]
+    (norm,) = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm1d)]
+    assert int(norm.num_batches_tracked) == 3 * (1 if name == "q" else 2)
+
+
+class Normed(torch.nn.Sequential):
+    """A feature extractor with batch normalization."""
+
+    out_features = 3
+
+    def __init__(self, space):
+        super().__init__(torch.nn.BatchNorm1d(space.shape[0]))

@@ -25,7 +25,12 @@ CASES = {
     "sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": (5,)}, False),
     "small sac": (SAC, OffPolicyActor, BOX, {"normalize_obs": True, "hidden_sizes": ()}, False),
     "discrete sac": (SAC, OffPolicyActor, DISCRETE, {}, True),
+    "redq": (SAC, OffPolicyActor, BOX, {"num_critics": 3, "critic_norm": "layer"}, False),
+    "crossq": (SAC, OffPolicyActor, BOX, {"critic_norm": "batch"}, False),
+    "td3 crossq": (TD3, OffPolicyActor, BOX, {"critic_norm": "batch", "policy": "deterministic"}, False),
 }
+OPTIONS = {"redq": {"critic_subset": 2, "policy_delay": 2}, "crossq": {"target_networks": False, "policy_delay": 2},
+           "td3 crossq": {"target_networks": False}}
 
 
 def rows(batch, count):
@@ -42,7 +47,8 @@ def rows(batch, count):
     *(pytest.param(case, (7, 7, 5, 7, 5, 5), id=f"{case}-two sizes", marks=pytest.mark.thorough) for case in CASES)])
 def test_compiled_gradients_equal_the_uncompiled_ones(case, counts):
     cls, actor_class, space, actor, masked = CASES[case]
-    plain, compiled = (make(cls, actor_class, space, actor, compile=flag, optimizer="sgd") for flag in (False, True))
+    plain, compiled = (make(cls, actor_class, space, actor, compile=flag, optimizer="sgd", **OPTIONS.get(case, {}))
+                       for flag in (False, True))
     for seed, count in enumerate(counts):
         batch = rows(make_batch(space is DISCRETE, masked, seed), count)
         results = [algorithm.compute_gradients(batch) for algorithm in (plain, compiled)]
@@ -54,6 +60,10 @@ def test_compiled_gradients_equal_the_uncompiled_ones(case, counts):
         assert torch.equal(plain.update_generator.get_state(), compiled.update_generator.get_state())
         for algorithm in (plain, compiled):  # equal weights and moments, which differ from those at compilation
             algorithm.apply_gradients([gradient.clone() for gradient in expected])
+        for first, second in zip(plain.actor.critics.buffers() if space is BOX else (),
+                                 compiled.actor.critics.buffers() if space is BOX else (), strict=True):
+            torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+        for algorithm in (plain, compiled):
             for moments in algorithm.actor.obs_moments:
                 moments.merge((torch.tensor(5.0), torch.full((3,), float(seed)), torch.full((3,), 7.0)))
 
@@ -94,14 +104,17 @@ def test_replaced_gradients_are_measured_again(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("cls", "policy"), [(SAC, "stochastic"), (TD3, "deterministic")])
-def test_a_resumed_algorithm_makes_the_same_compiled_updates_bit_for_bit(cls, policy):
-    actor = {"policy": policy, "hidden_sizes": (64, 64)}
+@pytest.mark.parametrize(("cls", "own", "options"), [
+    (SAC, {}, {}), (TD3, {"policy": "deterministic"}, {}),
+    (SAC, {"critic_norm": "layer", "critic_dropout": 0.1}, {"critic_subset": 2, "policy_delay": 3}),
+    (SAC, {"critic_norm": "batch"}, {"target_networks": False})], ids=["sac", "td3", "droq", "crossq"])
+def test_a_resumed_algorithm_makes_the_same_compiled_updates_bit_for_bit(cls, own, options):
+    actor = {**own, "hidden_sizes": (64, 64)}
 
     def update(algorithm, seed):
         algorithm.compute_gradients(make_batch(False, seed=seed))
         algorithm.apply_gradients()
-    first, resumed = (make(cls, OffPolicyActor, BOX, actor, compile=True) for _ in range(2))
+    first, resumed = (make(cls, OffPolicyActor, BOX, actor, compile=True, **options) for _ in range(2))
     first.applies_at_once = resumed.applies_at_once = True
     for seed in range(4):
         update(first, seed)
@@ -111,6 +124,7 @@ def test_a_resumed_algorithm_makes_the_same_compiled_updates_bit_for_bit(cls, po
             update(algorithm, seed)
     for name, group in first.groups.items():
         assert torch.equal(group.data, resumed.groups[name].data)
+    assert all(map(torch.equal, first.actor.buffers(), resumed.actor.buffers()))
     assert torch.equal(first.update_generator.get_state(), resumed.update_generator.get_state())
 
 

@@ -14,7 +14,8 @@ from pytorchrl.agent.algorithms import PPO
 from pytorchrl.agent.algorithms.optimizers import FlatOptimizer, OptimizerSettings, make_optimizer
 from pytorchrl.errors import ConfigError
 
-SETTINGS = OptimizerSettings(adam_eps=1e-5, weight_decay=0.1, momentum=0.9, rmsprop_eps=1e-4, rmsprop_decay=0.9)
+SETTINGS = OptimizerSettings(
+    adam_eps=1e-5, adam_beta1=0.9, weight_decay=0.1, momentum=0.9, rmsprop_eps=1e-4, rmsprop_decay=0.9)
 NAMED = {
     "adam": functools.partial(torch.optim.Adam, eps=1e-5),
     "adamw": functools.partial(torch.optim.AdamW, eps=1e-5, weight_decay=0.1),
@@ -49,6 +50,18 @@ def test_steps_equal_torch(kind, make):
         other.param_groups[0]["lr"] = lr
         other.step()
     assert not torch.equal(mine, torch.ones(50))
+    torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_adam_beta1_is_the_decay_of_the_first_moment(kind, cls):
+    mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
+    optimizer = make_optimizer(kind, mine, dataclasses.replace(SETTINGS, adam_beta1=0.5))
+    other = cls([theirs], lr=0.01, betas=(0.5, 0.999), eps=1e-5, weight_decay=0.1 if kind == "adamw" else 0.0)
+    for gradient in gradients():
+        optimizer.step(mine, gradient, lr=0.01, scale=1.0)
+        theirs.grad = gradient
+        other.step()
     torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 

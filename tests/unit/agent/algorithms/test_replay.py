@@ -37,22 +37,24 @@ from tests.unit.agent.algorithms.replay_agents import (
 
 
 SHARED = {
-    "optimizer": "sgd", "adam_eps": 1e-2, "rmsprop_eps": 1e-2, "rmsprop_decay": 0.5, "weight_decay": 0.5,
-    "momentum": 0.5, "max_grad_norm": 1e-3,
+    "optimizer": "sgd", "adam_eps": 1e-2, "adam_beta1": 0.5, "rmsprop_eps": 1e-2, "rmsprop_decay": 0.5,
+    "weight_decay": 0.5, "momentum": 0.5, "max_grad_norm": 1e-3,
     "gamma": 0.5, "polyak": 0.5, "target_update_interval": 3, "mixed_precision": True,
 }
 LEARNING = {
     "dqn": {**SHARED, "lr": 1e-2, "double": False, "loss": "mse"},
-    "ddpg": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "critic_subset": 2, "policy_delay": 2},
+    "ddpg": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "critic_subset": 2, "policy_delay": 2,
+             "target_networks": False},
     "td3": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "policy_delay": 1, "target_noise": 0.5, "noise_clip": 0.01,
-            "critic_subset": 1},
+            "critic_subset": 1, "target_networks": False},
     "sac": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "lr_alpha": 0.1, "initial_alpha": 0.1, "learn_alpha": False,
-            "target_entropy": 3.0, "critic_subset": 2, "policy_delay": 2},
-    "discrete_sac": {"target_entropy_scale": 0.1, "critic_subset": 1},
+            "target_entropy": 3.0, "critic_subset": 2, "policy_delay": 2, "target_networks": False},
+    "discrete_sac": {"target_entropy_scale": 0.1, "critic_subset": 1, "target_networks": False},
 }
 BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
          "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"},
          "max_grad_norm": {"optimizer": "sgd"}, "critic_subset": {"actor": (("num_critics", 3),)},
+         "target_networks": {"target_update_interval": 1},
          "double": {"lr": 0.1, "loss": "mse", "target_update_interval": 50}}
 ACTING = {
     "dqn": {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_per_worker": True, "test_epsilon": 1.0,
