@@ -31,6 +31,7 @@ from pytorchrl import (
     linear,
     multi_agent,
 )
+from pytorchrl.agent.storages import UniformSequenceBuffer
 from pytorchrl.envs.testing import ChangingAgents
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
@@ -42,10 +43,10 @@ def on_policy(algo, storage, env="CartPole-v1", **actor):
                                               **actor), storage, envs
 
 
-def continuous(algo, **actor):
+def continuous(algo, storage=None, **actor):
     envs = VecEnv.create_factory("Pendulum-v1", None, 2)
     actor = OffPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor)
-    return algo, actor, ReplayBuffer.create_factory(100, rollout_size=4), envs
+    return algo, actor, storage or ReplayBuffer.create_factory(100, rollout_size=4), envs
 
 
 def q_learning(algo, storage, **actor):
@@ -94,6 +95,13 @@ AGENTS = {
                               num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
                               normalize_obs=True),
+    "sac, gru": lambda: continuous(
+        SAC.create_factory(**REPLAY), UniformSequenceBuffer.create_factory(
+            200, rollout_size=4, length=4, burn_in=2, period=2), recurrent_net="gru", recurrent_size=5),
+    "td3, lstm, prioritised": lambda: continuous(
+        TD3.create_factory(**REPLAY), SequenceBuffer.create_factory(
+            200, rollout_size=4, length=4, burn_in=2, period=2, n_step=2), policy="deterministic", recurrent_net="lstm",
+        recurrent_size=5),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
     "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor,
