@@ -4,7 +4,7 @@
 `Scheme`, and `{option-table} train` the options of `train` that belong to no class. `{option-index}` lists all options
 of these tables from A to Z, with links. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups.
 `{names-table} a-l` lists the names of options in other libraries that begin with these letters, and the corresponding
-options here.
+options here. `{variants-table}` lists the named variants of algorithms.
 
 Each row has an anchor, such as `#PPO-clip_param`, and an entry in the index of the site. The search of the site ranks
 exact main entries first, so the entries of options that `train` accepts are main entries. An `{index}` directive below
@@ -27,6 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import pytorchrl
 from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.agent.algorithms.variants import VARIANTS
 from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere, of_other_libraries
 from pytorchrl.agent.option_values.text import form_of, to_python
 from pytorchrl.cli.parsing import flag_of, titles, values_of
@@ -192,6 +193,18 @@ class NamesTable(SphinxDirective):
         return [_table(("Elsewhere", "Here", "Remark"), (25, 40, 35), rows, anchors)]
 
 
+class VariantsTable(SphinxDirective):
+    """Directive that lists the named variants of algorithms, with the options for which they stand."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the nodes of the table."""
+        rows = [((name,), (variant.algorithm,), variant.paper, tuple(
+            f"{option}={to_python(value)}" for option, value in variant.options.items()))
+            for name, variant in sorted(VARIANTS.items())]
+        anchors = [Anchor(f"variant-{name}", (name,)) for name in sorted(VARIANTS)]
+        return [_table(("Name", "Algorithm", "Paper", "Options"), (12, 12, 21, 55), rows, anchors)]
+
+
 def _meaning(here: Here) -> nodes.paragraph:
     """Return a paragraph that names the options that replace an option of another library, each with its owner."""
     paragraph = nodes.paragraph()
@@ -315,6 +328,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_node(_AllOptions)
     app.add_directive("flag-table", FlagTable)
     app.add_directive("names-table", NamesTable)
+    app.add_directive("variants-table", VariantsTable)
     app.connect("doctree-read", _lead_to_pages)
     app.connect("env-purge-doc", _forget)
     app.connect("env-merge-info", _merge)

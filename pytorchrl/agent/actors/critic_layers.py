@@ -17,7 +17,7 @@ from pytorchrl.agent.options import Options, option
 
 NORMS = (None, "layer", "batch")
 """Values of the option `critic_norm`."""
-# Constants of Bhatt et al. 2024 (CrossQ); the largest corrections are those of Ioffe 2017, section 4.1.
+# Constants of Bhatt et al. 2024 (CrossQ); the largest corrections are those of Ioffe 2017.
 _MOMENTUM, _EPSILON, _LARGEST_SCALE, _LARGEST_SHIFT = 0.01, 1e-3, 3.0, 5.0
 WARM_UP = 100_000
 """Number of training passes in which batch renormalization is batch normalization."""

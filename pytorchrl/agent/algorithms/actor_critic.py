@@ -34,8 +34,7 @@ class OffPolicyActorCritic(ReplayAlgorithm):
 
     By default, the target uses the smallest value of all target critics. With `critic_subset`, it uses the smallest
     value of a random subset of them, and the policy maximizes the mean value of all critics: Chen et al. 2021 (REDQ),
-    algorithm 1. Without `target_networks`, targets are computed with the trained networks: Bhatt et al. 2024 (CrossQ),
-    figure 2.
+    algorithm 1. Without `target_networks`, targets are computed with the trained networks: Bhatt et al. 2024 (CrossQ).
 
     With memory (`recurrent_net` of the actor), the losses cover the steps of sequences; see `unrolling`.
     """
@@ -66,7 +65,7 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if the subset would be larger than the number of critics, or memory has no targets."""
+        """Return a message if the critics do not fit: their number, their normalization or their memory."""
         subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
         if subset is not None and number is not None and subset > number:
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
@@ -74,6 +73,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
         if agent.has_memory and not agent.algorithm.target_networks:
             return ("target_networks=False, with which critics process o and o' in one batch, does not support the "
                     "sequences of an actor with memory; set target_networks=True or recurrent_net=None")
+        if getattr(agent.actor, "critic_norm", None) == "batch" and agent.algorithm.mini_batch_size == 1:
+            return "critic_norm='batch' needs mini_batch_size of at least 2, got 1; give 256"
         return super().contradiction(agent)
 
     def __init__(
@@ -128,8 +129,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     def fixed_moments(self) -> Iterator[None]:
         """Let batch normalization in the critics use its running moments, without learning, within a `with` block.
 
-        The loss of the policy is computed in this way, because actions of the policy have another distribution than
-        those in the storage: Bhatt et al. 2024, section 4.
+        The loss of the policy is computed in this way, as in CrossQ, because actions of the policy have another
+        distribution than those in the storage.
         """
         before = [norm.training for norm in self._norms]
         for norm in self._norms:
@@ -153,6 +154,6 @@ class OffPolicyActorCritic(ReplayAlgorithm):
 
     @override
     def is_due(self, group: str) -> bool:
-        """Return whether the next update changes `group`; only every `policy_delay`-th update changes the policy."""
+        """Return whether the next update changes `group`; the policy and alpha change every `policy_delay` updates."""
         delay: int = self.options.policy_delay
-        return group == "q" or (self.num_updates_made + 1) % delay == 0
+        return group not in ("pi", "alpha") or (self.num_updates_made + 1) % delay == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 import pytorchrl
@@ -124,6 +126,36 @@ def test_variants_train_in_schemes_of_every_kind(name, options):
     options = {"runtime": "simulated", **options} if options else options
     agent = pytorchrl.train(name, "Pendulum-v1", **{**TINY, **own, **options})
     assert agent.summary["updates"] > 2
+    assert all(bool(tensor.isfinite().all()) for tensor in agent.acting_state.values())
+
+
+class Camera(gym.Env):
+    """Episodes of four steps with an image and a vector."""
+
+    observation_space = gym.spaces.Dict({
+        "image": gym.spaces.Box(0, 255, (1, 36, 36), np.uint8), "state": gym.spaces.Box(-1, 1, (3,), np.float32)})
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.look(), {}
+
+    def look(self):
+        return {"image": self.np_random.integers(0, 256, (1, 36, 36), np.uint8),
+                "state": self.np_random.uniform(-1, 1, 3).astype(np.float32)}
+
+    def step(self, action):
+        self.t += 1
+        return self.look(), float(action.sum()), self.t == 4, False, {}
+
+
+@pytest.mark.parametrize("name", ["redq", "droq", "crossq"])
+def test_variants_learn_from_images_and_groups_of_observations(name):
+    own = {"critic_hidden_sizes": (5,)} if name == "crossq" else {}
+    agent = pytorchrl.train(name, Camera, obs_groups={"actor": ["image"]}, num_envs=1, num_steps=1,
+                            **{**TINY, **own, "target_steps": 34})
+    assert agent.summary["updates"] >= 1
     assert all(bool(tensor.isfinite().all()) for tensor in agent.acting_state.values())
 
 

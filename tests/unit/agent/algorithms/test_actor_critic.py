@@ -141,11 +141,13 @@ def test_only_every_nth_update_changes_the_policy(kind, delayed):
         assert moves == (number % 3 == 0 or kind != "td3"), "only the targets of TD3 are delayed, too"
 
 
-def test_a_subset_must_not_be_larger_than_the_ensemble():
+def test_subsets_and_batches_of_impossible_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"critic_subset must be at most .* num_critics=2, got 3; give num_critics=3"):
         train("sac", "Pendulum-v1", critic_subset=3)
     with pytest.raises(ConfigError, match=r"critic_subset must be a whole number >= 1"):
         SAC.create_factory(critic_subset=0)
+    with pytest.raises(ConfigError, match="critic_norm='batch' needs mini_batch_size of at least 2"):
+        train("sac", "Pendulum-v1", critic_norm="batch", mini_batch_size=1)
 
 
 # Dropout, as in DroQ
@@ -336,3 +338,39 @@ class Normed(torch.nn.Sequential):
 
     def __init__(self, space):
         super().__init__(torch.nn.BatchNorm1d(space.shape[0]))
+
+
+# Reports about other libraries; see tests/reports.md
+
+
+def test_the_delay_of_the_policy_counts_updates_not_env_steps():
+    """The number of env steps between updates shares a factor with the delay here, which must not matter."""
+    changes = []
+
+    class Watched(SAC):
+        def apply_gradients(self, gradients=None):
+            before = self.groups["pi"].data.clone()
+            found = super().apply_gradients(gradients)
+            changes.append(not torch.equal(before, self.groups["pi"].data))
+            return found
+
+    train(Watched, "Pendulum-v1", num_envs=2, num_steps=2, update_every=4, num_updates=2, policy_delay=4,
+          start_steps=16, target_steps=48, mini_batch_size=4, hidden_sizes=(4,), progress=False)
+    assert len(changes) >= 12
+    assert changes == [number % 4 == 0 for number in range(1, len(changes) + 1)]
+
+
+def test_target_critics_copy_running_moments():
+    algorithm = replay_agents.make("sac", actor={"critic_norm": "batch"}, target_update_interval=2)
+    for number in range(1, 5):
+        replay_agents.update(algorithm, first=number)
+        mine, theirs = (torch.cat([buffer.flatten().double() for buffer in network.buffers()])
+                        for network in (algorithm.actor.critics, algorithm.targets["q"]))
+        assert torch.equal(mine, theirs) == (number % 2 == 0)
+
+
+@pytest.mark.parametrize("actor", [{}, {"critic_norm": "layer", "critic_dropout": 0.1}, {"critic_norm": "batch"}])
+def test_critics_of_an_ensemble_start_with_different_weights(actor):
+    critics = replay_agents.make("sac", actor={"num_critics": 4, **actor}).actor.critics
+    first = [critic.layers.layers[0].weight for critic in critics]
+    assert not any(torch.equal(first[i], first[j]) for i in range(4) for j in range(i))
