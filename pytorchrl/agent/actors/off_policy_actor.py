@@ -104,8 +104,9 @@ class OffPolicyActor(ReplayActor):
             """Refuse batch normalization of sequences, whose padding would count in the moments."""
             yield from super().contradictions()
             if self.recurrent_net is not None and self.critic_norm == "batch":
-                yield Problem("critic_norm='batch' does not support the sequences of critics with memory, whose padding "
-                              "would count in its moments", "give critic_norm='layer'", ("critic_norm", "recurrent_net"))
+                yield Problem("critic_norm='batch' does not support the sequences of critics with memory, because "
+                              "padding would count in its moments", "give critic_norm='layer'",
+                              ("critic_norm", "recurrent_net"))
 
         def _check_critics(self, is_box: bool) -> None:
             """Refuse options of the critics' layers if there are no such layers."""

@@ -37,9 +37,8 @@ def unrolled(
     length, row = len(batch.action), (batch.next_row - batch.burn_in).unsqueeze(-1)
     rest = slice(batch.burn_in, None)
     now, following = dict[Trunk, Tensor](), dict[Trunk, Tensor]()
-    for group, trunk, is_target in _trunks(networks, targets):
-        with torch.set_grad_enabled(not is_target and torch.is_grad_enabled()):
-            features = _features(trunk, batch, obs, batch.rhs.get(group))
+    for group, trunk in (*_trunks(networks), *_trunks(targets)):
+        features = _features(trunk, batch, obs, batch.rhs.get(group))
         now[trunk] = features[:length]
         following[trunk] = features.gather(0, row.expand(-1, -1, features.shape[-1]))
     mask = None if batch.mask is None else batch.mask[rest]
@@ -51,15 +50,12 @@ def unrolled(
         num_samples=batch.num_samples)
 
 
-def _trunks(
-    networks: Mapping[str, nn.Module], targets: Mapping[str, nn.Module],
-) -> Iterator[tuple[str, Trunk, bool]]:
-    """Yield the group of each trunk with memory, the trunk, and whether it belongs to a target network."""
-    for is_target, nets in ((False, networks), (True, targets)):
-        for group, net in nets.items():
-            for module in net.modules():
-                if isinstance(module, Trunk) and module.memory is not None:
-                    yield group, module, is_target
+def _trunks(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Trunk]]:
+    """Yield the parameter group of each trunk with memory, and the trunk."""
+    for group, network in networks.items():
+        for module in network.modules():
+            if isinstance(module, Trunk) and module.memory is not None:
+                yield group, module
 
 
 def _features(trunk: Trunk, batch: SequenceBatch, obs: Obs, state: Tensor | None) -> Tensor:
