@@ -183,7 +183,7 @@ _ALGORITHMS = [
          ("Tensor]\", obs).get(self)", "Tensor]\", obs).get(self, next(iter(obs.values())))")),
     *_of("agent/algorithms/replay.py", "agent/algorithms/test_unrolling.py",
          ("if self._has_memory or not is_random:", "if not is_random:"),
-         ("self.learns_from = DataKind.SEQUENCES", "pass", "only hand-made batches and checks read it")),
+         ("self.learns_from = DataKind.SEQUENCES", "pass")),
     *_of("training/composition.py", "training/test_memory.py",
          ("storage, own = SEQUENCES_OF[storage], {**usual, **own}", "storage = SEQUENCES_OF[storage]")),
     *_of("agent/storages/per.py", "agent/storages/test_sequences.py",

@@ -12,7 +12,7 @@ import torch
 from pytorchrl.agent.actors import OffPolicyActor
 from pytorchrl.agent.actors.trunk import remembered
 from pytorchrl.agent.algorithms import DDPG, SAC, TD3
-from pytorchrl.agent.data import SequenceBatch, map_tensors
+from pytorchrl.agent.data import DataKind, SequenceBatch, map_tensors
 from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.storages import ReplayBuffer
@@ -282,6 +282,7 @@ def before_last(algorithm, obs, done):
 def test_networks_with_memory_do_not_take_observations_or_the_memory_of_another_network():
     """Check that a target network is never given the features of the online network."""
     algorithm = make("td3")
+    assert algorithm.learns_from is DataKind.SEQUENCES
     actor, obs = algorithm.actor, {"obs": torch.zeros(COUNT, 3)}
     seen, _ = actor.remember(obs, actor.initial_states(COUNT), torch.ones(COUNT, dtype=torch.bool))
     assert actor.policy(seen).shape == (COUNT, 2)
