@@ -35,7 +35,7 @@ from pytorchrl.agent.actors.trunk import (
     Trunk,
     remembered,
 )
-from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides
+from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides, violation
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, Problem, SpaceError
@@ -164,6 +164,8 @@ class OffPolicyActor(ReplayActor):
         returns means and then log standard deviations, (B, 2 D). Each `critic(obs, action)` returns values (B,).
 
         For a Discrete space, `policy(obs)` returns logits (B, n), and each `critic(obs)` returns values (B, n).
+
+        With memory, `is_recurrent` is True, and the modules are a `PolicyNet` and `ContinuousQNet` or `DiscreteQNet`.
         """
         options, size = self.options, self.action_size
         self.is_recurrent = options.recurrent_net is not None
@@ -183,6 +185,10 @@ class OffPolicyActor(ReplayActor):
         check_attributes(self, policy=f"a module that returns (B, {self.num_outputs}) from observations",
                          critics="a ModuleList of networks that return values")
         if self.is_recurrent:
+            for network in (self.policy, *self.critics):
+                if not isinstance(network, (PolicyNet, ContinuousQNet, DiscreteQNet)):
+                    raise violation(self, "build_networks()", f"a {type(network).__name__} for recurrent_net",
+                                    "networks whose memory can be unrolled: PolicyNet, ContinuousQNet or DiscreteQNet")
             return
         obs = self.example_obs()
         check_output(self, "policy(obs)", self.policy(obs), self.num_outputs)

@@ -16,7 +16,7 @@ from pytorchrl.agent.data import DataKind, SequenceBatch, map_tensors
 from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.storages import ReplayBuffer
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, ContractError
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
@@ -325,6 +325,19 @@ def test_what_does_not_combine_with_memory_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"SAC learns from sequences .*, but ReplayBuffer provides single transitions"
                                           r".*; storages for SAC: .*SequenceBuffer, UniformSequenceBuffer"):
         check_fit(SAC.create_factory(), actor(), ReplayBuffer.create_factory(100))
+
+
+class OwnCritics(OffPolicyActor):
+    """An actor whose critics are linear layers, which have no memory."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.critics = torch.nn.ModuleList([torch.nn.Linear(5, 1)])
+
+
+def test_networks_of_another_class_are_refused_with_memory():
+    with pytest.raises(ContractError, match=r"OwnCritics.build_networks\(\).*Linear for recurrent_net.*ContinuousQNet"):
+        OwnCritics.create_factory(SPACE, BOX, recurrent_net="gru")(seed=1)
 
 
 @pytest.mark.parametrize("options", [{"critic_norm": "layer", "critic_dropout": 0.1}, {"num_critics": 3}], ids=str)
