@@ -483,8 +483,8 @@ def storage_factory(
     # The user may have meant an option of the algorithm: in other libraries, `alpha` is the entropy weight of SAC.
     elsewhere = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
     hints = "".join(meaning(name, elsewhere) for name in own)
-    return _factory_without(storage, own, f"{storage.provides.value.split(' of ')[0]} are drawn uniformly; add "
-                                          f"prioritized=True{hints}")
+    drawn = "sequences" if storage.provides is DataKind.SEQUENCES else "transitions"
+    return _factory_without(storage, own, f"{drawn} are drawn uniformly; add prioritized=True{hints}")
 
 
 def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[Storage]:
