@@ -158,6 +158,11 @@ OPTIONS = [
     ("sac", PENDULUM, {"critic_norm": "batch", "mini_batch_size": 1}, [{"mini_batch_size": 256}]),
     ("sac", PENDULUM, {"critic_dropout": 0.1, "critic_hidden_sizes": ()}, [{"critic_hidden_sizes": (8,)}]),
     ("sac", CARTPOLE, {"critic_norm": "layer"}, [without("critic_norm")]),
+    ("sac", PENDULUM, {"length": 8}, [{"recurrent_net": "gru"}, {"recurrent_net": "lstm"}]),
+    ("sac", PENDULUM, {"recurrent_net": "gru", "alpha": 0.5}, [{"prioritized": True}]),
+    ("sac", PENDULUM, {"recurrent_net": "gru", "critic_norm": "batch"}, [{"critic_norm": "layer"}]),
+    ("sac", PENDULUM, {"recurrent_net": "gru", "target_networks": False}, [
+        {"target_networks": True}, {"recurrent_net": None}]),
     dqn({"prev_action_reward": True}, without("prev_action_reward")),
     ppo({"feature_extractor": "cnn"}, {"feature_extractor": "mlp"}, {"feature_extractor": "auto"}),
     ppo({"sequence_length": 16}, {"recurrent_net": "gru"}),
