@@ -55,7 +55,8 @@ def learned_kind(algorithm: PartFactory[object], actor: object = None) -> DataKi
         ConfigError: Neither the algorithm's options nor its class declares `learns_from`.
     """
     kind = _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
-    is_usable = issubclass(getattr(actor, "cls", object), getattr(algorithm.cls, "actor_class", ()))
+    wanted = getattr(algorithm.cls, "actor_class", None)
+    is_usable = isinstance(wanted, type) and issubclass(getattr(actor, "cls", object), wanted)
     memory = getattr(getattr(actor, "options", None), "recurrent_net", None) if is_usable else None
     return _kind_with_memory(kind, algorithm.cls, memory)
 

@@ -80,8 +80,9 @@ def with_options(factory: StorageFactory, given: Mapping[str, object]) -> Storag
     Args:
         factory: Factory of the agent's storage.
         given: Mapping from option names to values. Values of None, and names that are not storage options, have no
-            effect. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. `size`, the capacity of
-            the shards, has an effect only on replay buffers: in other storages, `size` is the length of a rollout.
+            effect. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, a `UniformSequenceBuffer` with a
+            `SequenceBuffer`, or vice versa. `size`, the capacity of the shards, has an effect only on replay buffers:
+            in other storages, `size` is the length of a rollout.
 
     Raises:
         ConfigError: The storage lacks one of the options, or a value is not allowed.
@@ -93,8 +94,8 @@ def with_options(factory: StorageFactory, given: Mapping[str, object]) -> Storag
             SequenceBuffer: UniformSequenceBuffer}
         if factory.cls not in kinds:
             raise error_of([Problem(
-                f"prioritized={prioritized} is for {', '.join(cls.__name__ for cls in kinds)}, but the storage is a "
-                f"{factory.cls.__name__}", "leave prioritized out", ("prioritized",))])
+                f"prioritized={prioritized} is for ReplayBuffer, PERBuffer and their counterparts of sequences, but "
+                f"the storage is a {factory.cls.__name__}", "leave prioritized out", ("prioritized",))])
         kind = kinds[factory.cls]
         names = {field.name for field in dataclasses.fields(kind.Options)}
         factory = kind.create_factory(**{
