@@ -321,7 +321,8 @@ _TRANSITIONS: _Fields = {
     "discount": ("B", _FLOAT), "next_obs": ("B ...", ()), "weight": ("B", _FLOAT), "mask": ("B n", _BOOL),
     "next_mask": ("B n", _BOOL)}
 _SEQUENCES: _Fields = {  # R = W + L + n, the number of rows of a sequence; see `SequenceBatch`
-    "ids": ("B", _INT), "obs": ("R B ...", ()), "done": ("R B", _BOOL), "rhs": ("B h", _FLOAT), "action": ("L B", _INT),
+    "ids": ("B", _INT), "obs": ("R B ...", ()), "done": ("R B", _BOOL), "rhs": ("B h", _FLOAT),
+    "action": ("L B ...", _INT + _FLOAT),
     "ret": ("L B", _FLOAT), "discount": ("L B", _FLOAT), "next_row": ("L B", _INT), "valid": ("L B", _BOOL),
     "weight": ("B", _FLOAT), "mask": ("R B n", _BOOL), "previous": ("R B p", _FLOAT)}
 

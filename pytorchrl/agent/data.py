@@ -493,6 +493,25 @@ class ReplayBatch(OnePolicyBatch):
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean (...) of values (..., B) over the transitions."""
+        return values.mean(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnrolledBatch(ReplayBatch):
+    """The L trained steps of B sequences as transitions: the axes (B,) of the fields of `ReplayBatch` are (L, B) here.
+
+    Observations are the outputs of memories; see `ReplayActor.remember`. The weights are (B,), one for each sequence.
+    """
+
+    valid: Tensor
+    """(L, B) bool; false for padding, which `mean` leaves out."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean (...) of values (..., L, B) over the valid steps."""
+        return torch.where(self.valid, values, 0.0).sum((-2, -1)) / self.valid.sum()
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatch(OnePolicyBatch):
@@ -517,7 +536,7 @@ class SequenceBatch(OnePolicyBatch):
     rhs: Obs
     """The stored memory (B, H) of each network before row 0, by name."""
     action: Tensor
-    """(L, B) int64, actions of the L steps in the loss."""
+    """(L, B, ...) int64 or float32, actions of the L steps in the loss."""
     ret: Tensor
     """(L, B) float32, R, the discounted sum of the m rewards after o; m is at most `n_step` of the storage."""
     discount: Tensor

@@ -41,15 +41,35 @@ class StorageDeclarations(Protocol):
     draws_rollouts: ClassVar[bool]
 
 
-def learned_kind(algorithm: PartFactory[object]) -> DataKind:
+def learned_kind(algorithm: PartFactory[object], actor: object = None) -> DataKind:
     """Return the kind of data that an algorithm learns from.
 
-    For several policies, return the kind that requires the freshest data.
+    For several policies, return the kind that requires the freshest data. An algorithm that learns from transitions
+    learns from sequences if its actor has memory, provided that it supports such an actor.
+
+    Args:
+        algorithm: Factory of the algorithm.
+        actor: Factory of the actor; None, or an actor that the algorithm cannot train, does not matter.
 
     Raises:
         ConfigError: Neither the algorithm's options nor its class declares `learns_from`.
     """
-    return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
+    kind = _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
+    wanted = getattr(algorithm.cls, "actor_class", None)
+    is_usable = isinstance(wanted, type) and issubclass(getattr(actor, "cls", object), wanted)
+    memory = getattr(getattr(actor, "options", None), "recurrent_net", None) if is_usable else None
+    return _kind_with_memory(kind, algorithm.cls, memory)
+
+
+def learned_kind_of(algorithm: type[AlgorithmDeclarations], memory: object) -> DataKind:
+    """Return the kind of data that an algorithm learns from, given the value of its actor's option `recurrent_net`."""
+    return _kind_with_memory(algorithm.learns_from, algorithm, memory)
+
+
+def _kind_with_memory(kind: DataKind, algorithm: type[object], memory: object) -> DataKind:
+    supported: tuple[object, ...] = getattr(algorithm, "actor_options", {}).get("recurrent_net", ())
+    is_sequence = kind is DataKind.TRANSITIONS and memory is not None and memory in supported
+    return DataKind.SEQUENCES if is_sequence else kind
 
 
 def provided_kind(storage: PartFactory[object]) -> DataKind:
@@ -94,7 +114,7 @@ def check_fit(
     if hasattr(algorithm.options, "policies"):
         check_policies(*(part.options.policies for part in (algorithm, actor, storage)))
         return
-    found = (_data_problem(algorithm, storage), _actor_problem(algorithm.cls, actor.cls, actor.options))
+    found = (_data_problem(algorithm, actor, storage), _actor_problem(algorithm.cls, actor.cls, actor.options))
     problems = [problem for problem in found if problem]
     if not problems:
         _check_options(algorithm, actor, storage, num_envs)
@@ -103,7 +123,9 @@ def check_fit(
         if isinstance(problem, SpaceError):  # a different storage would not solve this problem
             raise problem
     kind = provided_kind(storage)
-    fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
+    memory = getattr(actor.options, "recurrent_net", None)
+    fitting = [cls for cls in _algorithms_for(actor.cls, actor.options)
+               if _takes(cls, kind, storage.cls, learned_kind_of(cls, memory))]
     hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
     *others, last = map(str, problems)
     raise error_of([*map(Problem, others), Problem(last, hint)])
@@ -191,9 +213,10 @@ def _declared_kind(factory: PartFactory[object], name: str, what: str) -> DataKi
 
 
 def _data_problem(
-    algorithm: PartFactory[AlgorithmDeclarations], storage: PartFactory[StorageDeclarations],
+    algorithm: PartFactory[AlgorithmDeclarations], actor: PartFactory[nn.Module],
+    storage: PartFactory[StorageDeclarations],
 ) -> ConfigError | None:
-    wanted, provided = learned_kind(algorithm), provided_kind(storage)
+    wanted, provided = learned_kind(algorithm, actor), provided_kind(storage)
     name = algorithm.cls.__name__
     if wanted is not provided:
         text = f"{name} learns from {wanted.value}, but {storage.cls.__name__} provides {provided.value}"

@@ -58,7 +58,9 @@ class Preset:
             settings.setdefault("grad_communication", ASYNC if number == 1 else SYNC)
         return settings
 
-    def problems(self, algo_factory: object, given: Mapping[str, object]) -> list[Problem]:
+    def problems(
+        self, algo_factory: object, given: Mapping[str, object], actor_factory: object = None,
+    ) -> list[Problem]:
         """Return the contradictions between the architecture and the algorithm or the user's settings `given`."""
         problems = [
             Problem(f"{self.name} means {name}={to_python(value)}, got {to_python(given[name])}",
@@ -70,7 +72,7 @@ class Preset:
             Problem(f"{why}: {name}={value} is too small", f"give {low} or more", (name,))
             for name, (low, why) in self.least.items() if isinstance(value := settings[name], int) and value < low]
         # `Scheme` itself refuses an algorithm that is not a factory.
-        if not isinstance(algo_factory, Factory) or (found := learned_kind(algo_factory)) in self.kinds:
+        if not isinstance(algo_factory, Factory) or (found := learned_kind(algo_factory, actor_factory)) in self.kinds:
             return problems
         name, nearest = algo_factory.cls.__name__, getattr(algo_factory.cls, "nearest_with_lag", None)
         if found is DataKind.ROLLOUTS and DataKind.OLDER_ROLLOUTS in self.kinds and nearest is not None:
@@ -134,7 +136,7 @@ class Architectures:
     def _named(cls, name: str, agent: tuple[object, ...], settings: ArchitectureKeywords) -> Self:
         given = cast("Mapping[str, object]", settings)
         complete = PRESETS[name].settings(given)
-        if not (contradictions := PRESETS[name].problems(agent[0], given)):
+        if not (contradictions := PRESETS[name].problems(agent[0], given, agent[1])):
             return cls(*agent, **complete)
         problems = Problems()
         for problem in contradictions:

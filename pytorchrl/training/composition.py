@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import gymnasium as gym
 
 from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
@@ -26,7 +27,7 @@ from pytorchrl.agent.declarations import as_member
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.single import GivenEnv, is_vector
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
-from pytorchrl.agent.fit import check_algorithm_space
+from pytorchrl.agent.fit import check_algorithm_space, learned_kind_of
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.names import Known, meaning, refuse_unknown
@@ -35,6 +36,7 @@ from pytorchrl.agent.option_values.text import takes_code
 from pytorchrl.agent.options import Factory, options_class
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
+from pytorchrl.agent.storages.sequences import SEQUENCES_OF
 from pytorchrl.callbacks.base import Callback
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import VEC_ENV_SIZE
@@ -118,6 +120,8 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
     found += scheme_options()
+    found += [spec for spec in _declared("storage", _sequence_storage(registration)) if spec.own_name in
+              _sequence_options(registration)]
     if registration.prioritized_storage is not None:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False, group="storage",
@@ -146,6 +150,19 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
                               "with")
         specs[spec.name] = spec
     return specs
+
+
+def _sequence_storage(registration: Registration) -> type[Storage]:
+    """Return the storage of most options; if the algorithm can train actors with memory, that of sequences for them."""
+    storage = registration.prioritized_storage or registration.storage
+    is_either = any(learned_kind_of(registration.algorithm, memory) is DataKind.SEQUENCES for memory in MEMORIES)
+    return SEQUENCES_OF.get(storage, storage) if is_either else storage
+
+
+def _sequence_options(registration: Registration) -> set[str]:
+    """Return the names of the options that only the storage of sequences for actors with memory has."""
+    usual = registration.prioritized_storage or registration.storage
+    return set(options_class(_sequence_storage(registration)).declarations()) - set(options_class(usual).declarations())
 
 
 def scheme_options() -> list[OptionSpec]:
@@ -410,7 +427,8 @@ def _agent(
     If there are several policies, all use the same options.
     """
     algorithm = problems.build(registration.algorithm.create_factory, parts["algorithm"])
-    storage = problems.build(lambda **own: storage_factory(registration, own), parts["storage"])
+    memory = parts["actor"].get("recurrent_net")
+    storage = problems.build(lambda **own: storage_factory(registration, own, memory), parts["storage"])
     number = problems.build(_checked_number, parts["evaluation"])
     if train_envs is None or number is None:
         return None
@@ -448,13 +466,19 @@ def _several(
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 
 
-def storage_factory(registration: Registration, options: Mapping[str, OptionValue]) -> Factory[Storage]:
+def storage_factory(
+    registration: Registration, options: Mapping[str, OptionValue], memory: object = None,
+) -> Factory[Storage]:
     """Return the factory of the storage that an algorithm is registered with.
+
+    An algorithm that learns from transitions gets a storage of sequences, with the same defaults, if its actor has
+    memory.
 
     Args:
         registration: The algorithm.
         options: Options of the storage, and possibly `prioritized` and `kind`; `kind="batch"` chooses the storage of
             whole rollouts.
+        memory: Value of the actor's option `recurrent_net`.
 
     Raises:
         ConfigError: An option is wrong, or has no effect in this storage.
@@ -471,12 +495,21 @@ def storage_factory(registration: Registration, options: Mapping[str, OptionValu
     is_prioritized = plain(own.pop("prioritized", False))
     if not isinstance(is_prioritized, bool):
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
+    storage = registration.prioritized_storage if is_prioritized else registration.storage
+    if learned_kind_of(registration.algorithm, memory) is DataKind.SEQUENCES and storage in SEQUENCES_OF:
+        usual = {name: declared.default for name, declared in options_class(storage).declarations().items()
+                 if not declared.is_required}
+        storage, own = SEQUENCES_OF[storage], {**usual, **own}
+    elif others := [name for name in own if name in _sequence_options(registration)]:
+        raise ConfigError(f"{', '.join(others)} would be ignored: without memory, single transitions are drawn; add "
+                          "recurrent_net='gru' or 'lstm'")
     if is_prioritized:
-        return registration.prioritized_storage.create_factory(**own)
+        return storage.create_factory(**own)
     # The user may have meant an option of the algorithm: in other libraries, `alpha` is the entropy weight of SAC.
-    others = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
-    hints = "".join(meaning(name, others) for name in own)
-    return _factory_without(registration.storage, own, f"transitions are drawn uniformly; add prioritized=True{hints}")
+    elsewhere = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
+    hints = "".join(meaning(name, elsewhere) for name in own)
+    drawn = "sequences" if storage.provides is DataKind.SEQUENCES else "transitions"
+    return _factory_without(storage, own, f"{drawn} are drawn uniformly; add prioritized=True{hints}")
 
 
 def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[Storage]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
@@ -43,6 +43,7 @@ _REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, object]] = {
         ("ddpg", _DDPG, {"lr_pi": 1e-3}), ("mpo", _MPO, {"lr_q": 1e-3, "lr_pi": 1e-3}))
     for family, common in _CONTINUOUS.items()}
 _MEMORY = {"recurrent_net": "lstm", "dueling": True}
+_SEQUENCES = {"mini_batch_size": 32, "length": 16, "burn_in": 8, "period": 8}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
 _REPLAY_PRESETS |= {
     ("dqn", "classic"): {
@@ -290,29 +291,37 @@ def preset(
     The preset omits options that would have no effect together with the user's `options`.
     """
     found = dict(_presets.get((algorithm, suite), {}))
-    if options.get("epsilon_per_worker"):
-        found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon",
-                                                                              "epsilon_steps")}
-    if options.get("mini_batch_size") is not None:
-        found.pop("num_mini_batch", None)
-    if options.get("target_networks") is False:
-        found = {name: value for name, value in found.items() if name not in ("polyak", "target_update_interval")}
     if algorithm == "dqn":
         kind = (options.get("distribution"), suite)
         found |= _OF_DISTRIBUTION.get(kind, {})
         found |= _OF_PRIORITIZED.get(kind, {}) if options.get("prioritized") else {}
-    if options.get("block") == "simba":
-        found.pop("norm", None)  # residual blocks have layer norms of their own
-    if not isinstance(options.get("feature_extractor", ""), str):
-        found.pop("norm", None)  # which normalizes the library's layers only
-        if suite in KINDS:
-            found.pop("normalize_obs", None)  # the user's own network may read codes, which it would look up or compare
-    if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise
-        found.pop("train_batch_size", None)
     if options.get("kind") == "batch":  # each rollout is one sequence, so `num_steps` is the length of a sequence
         found |= {"num_steps": found["length"]} if "length" in found else {}
-        found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
+    without = set(_names_without_effect(options, suite))
+    found = {name: value for name, value in found.items() if name not in without}
+    if options.get("recurrent_net") and algorithm in ("sac", "td3", "ddpg"):
+        found |= _SEQUENCES
     return found
+
+
+def _names_without_effect(options: Mapping[str, object], suite: str) -> Iterator[str]:
+    """Yield the options of a preset that would have no effect, or a wrong one, together with the user's `options`."""
+    if options.get("epsilon_per_worker"):
+        yield from ("initial_epsilon", "final_epsilon", "epsilon_steps")
+    if options.get("mini_batch_size") is not None:
+        yield "num_mini_batch"
+    if options.get("target_networks") is False:
+        yield from ("polyak", "target_update_interval")
+    if options.get("block") == "simba":
+        yield "norm"  # residual blocks have layer norms of their own
+    if not isinstance(options.get("feature_extractor", ""), str):
+        yield "norm"  # which normalizes the library's layers only
+        if suite in KINDS:
+            yield "normalize_obs"  # the user's own network may read codes, which it would look up or compare
+    if options.get("preset") != "impala":  # whose train batches have 500 steps, unless a preset here says otherwise
+        yield "train_batch_size"
+    if options.get("kind") == "batch":
+        yield from ("length", "burn_in", "period")
 
 
 def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) -> dict[str, object]:
@@ -325,9 +334,10 @@ def replay_ratios(given: Mapping[str, object], options: Mapping[str, object]) ->
         given: Options of the user. If they contain `min_replay_ratio`, the result is empty.
         options: All options of the run, with presets and defaults.
     """
+    # The number of env steps of a sequence; without memory, a transition has one.
+    length = "num_steps" if options.get("kind") == "batch" else "length" if options.get("recurrent_net") else ""
     every, *numbers = options.get("update_every"), options.get("num_updates"), (
-        options.get("train_batch_size") or options.get("mini_batch_size")), (
-        options.get("num_steps" if options.get("kind") == "batch" else "length") or 1)  # env steps of a sequence
+        options.get("train_batch_size") or options.get("mini_batch_size")), (options.get(length) or 1)
     if "min_replay_ratio" in given or not all(isinstance(number, int) and number > 0 for number in (every, *numbers)):
         return {}  # also without such options, and with wrong values, which are refused later
     ratio = math.prod(cast("list[int]", numbers)) / cast("int", every)

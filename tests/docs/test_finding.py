@@ -25,7 +25,7 @@ MOST_ENTRIES = 34
 MOST_BELOW_ONE_PAGE = 24
 OWNERS = ("Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "R2D2", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor",
           "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer",
-          "SequenceBuffer", "RolloutSequenceBuffer", "VecEnv")
+          "SequenceBuffer", "UniformSequenceBuffer", "RolloutSequenceBuffer", "VecEnv")
 # Query -> a pattern of the page with the anchor that must be the first result.
 SEARCHES = {
     "num_envs": "options/environments#VecEnv-vec_env_size", "target_steps": "options/learner#Learner-target_steps",

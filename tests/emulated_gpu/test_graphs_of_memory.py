@@ -13,7 +13,9 @@ from pytorchrl import (
     IMPALA,
     PPO,
     R2D2,
+    SAC,
     GAEBuffer,
+    OffPolicyActor,
     OnPolicyActor,
     QActor,
     RolloutSequenceBuffer,
@@ -23,6 +25,7 @@ from pytorchrl import (
     VTraceBuffer,
 )
 from pytorchrl.agent.algorithms.precision import BatchShape
+from pytorchrl.agent.storages import UniformSequenceBuffer
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 
@@ -60,6 +63,11 @@ def agent_of(name, *, is_compiled, net="gru", env="CartPole-v1", mixed=False, **
             else SequenceBuffer.create_factory(size=400, rollout_size=10, length=10, burn_in=3, period=5)
         return (R2D2.create_factory(start_steps=60, mini_batch_size=4, target_update_interval=4, **options),
                 QActor.create_factory(envs.observation_space, envs.action_space, **actor), storage, envs)
+    if name == "sac":
+        return (SAC.create_factory(start_steps=60, mini_batch_size=4, update_every=20, num_updates=1, **options),
+                OffPolicyActor.create_factory(envs.observation_space, envs.action_space, **actor),
+                UniformSequenceBuffer.create_factory(400, rollout_size=10, length=10, burn_in=3, period=5, n_step=2),
+                envs)
     algorithm, storage, own = ON_POLICY[name]
     actor_factory = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, **actor)
     return algorithm.create_factory(**own, **options), actor_factory, storage.create_factory(32), envs
@@ -87,15 +95,16 @@ AGENTS = [
     ("ppo", {"env": MaskEnv}), ("ppo", {"normalize_obs": True, "normalize_reward": True}), ("a2c", {"net": "lstm"}),
     ("impala", {}), ("appo", {}), ("r2d2", {"net": "lstm"}), ("r2d2", {"noisy": True, "dueling": True}),
     ("r2d2", {"prev_action_reward": True}), ("r2d2", {"env": MaskEnv}), ("r2d2", {"mixed": True}),
-    ("r2d2 of rollouts", {})]
+    ("r2d2 of rollouts", {}), ("sac", {"env": "Pendulum-v1"}), ("sac", {"net": "lstm", "env": MaskEnv}),
+    ("sac", {"env": "Pendulum-v1", "mixed": True})]
 
 
 @pytest.mark.parametrize(("name", "options"), AGENTS, ids=str)
 def test_graphs_of_memory_compute_the_same(recordings, caplog, name, options):
     """Check the weights of runs with episodes that end within sequences, one run of which is resumed."""
     expected, found = (weights_of_run(agent_of(name, is_compiled=flag, **options)) for flag in (False, True))
-    # R2D2 has no graphs for actions, and PPO none for actions with masks
-    assert len(recordings) == 3 * (1 if name.startswith("r2d2") or "env" in options else 2)
+    # Algorithms of replay have no graphs for actions, and PPO none for actions with masks
+    assert len(recordings) == 3 * (1 if name.startswith(("r2d2", "sac")) or "env" in options else 2)
     assert "could not be recorded" not in caplog.text
     is_exact = torch.cuda.get_device_name() == "emulated GPU"
     for leaf, values in expected.items():

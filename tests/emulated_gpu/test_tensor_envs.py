@@ -42,6 +42,7 @@ AGENTS = {
     "ddpg": ("ddpg", CONTINUOUS, REPLAY),
     "td3": ("td3", CONTINUOUS, {**REPLAY, "n_step": 2}),
     "sac": ("sac", CONTINUOUS, REPLAY),
+    "sac with memory": ("sac", CONTINUOUS, {**REPLAY, "recurrent_net": "gru", "length": 4, "burn_in": 2, "period": 2}),
 }
 
 

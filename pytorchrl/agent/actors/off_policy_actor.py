@@ -25,13 +25,24 @@ from pytorchrl.agent.actors.replay_actor import (
     replay_trunk,
 )
 from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
-from pytorchrl.agent.actors.trunk import ACTOR_GROUP, CRITIC_GROUP, GroupOptions, LeafSpaces, NetworkOptions
-from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides
+from pytorchrl.agent.actors.trunk import (
+    ACTOR_GROUP,
+    CRITIC_GROUP,
+    GroupOptions,
+    LeafSpaces,
+    MemoryOptions,
+    NetworkOptions,
+    Trunk,
+    remembered,
+)
+from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output, overrides, violation
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, Problem, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
+_MEMORY = "pi"
+"""Name of the memory of the policy, and of its parameter group. Critics have no memory while the policy acts."""
 
 
 class OffPolicyActor(ReplayActor):
@@ -39,6 +50,9 @@ class OffPolicyActor(ReplayActor):
 
     For a Box, actions are in [-1, 1] until `to_env` scales them for the environment. For a Discrete space, the policy
     is categorical, and each critic returns the values of all actions.
+
+    With `recurrent_net`, the policy and each critic have a memory of their own, between the extractor and the other
+    layers. Networks then take the outputs of their memories in place of observations; see `remember`.
 
     Attributes:
         policy: The policy network.
@@ -56,10 +70,10 @@ class OffPolicyActor(ReplayActor):
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
     network_options: ClassVar[tuple[str, ...]] = (
         *ReplayActor.network_options, "num_critics", "obs_groups", "critic_hidden_sizes", "critic_norm",
-        "critic_dropout")
+        "critic_dropout", "recurrent_net", "recurrent_size")
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(CriticOptions, GroupOptions, ReplayActor.Options):
+    class Options(CriticOptions, MemoryOptions, GroupOptions, ReplayActor.Options):
         """Options of `OffPolicyActor`."""
 
         policy: str = option(
@@ -71,9 +85,6 @@ class OffPolicyActor(ReplayActor):
         log_std_bound: str = option(
             "clip", help="How log standard deviations are bounded: clip (to [-20, 2]) or tanh (into [-5, 2]).",
             choices=LOG_STD_BOUNDS)
-
-        recurrent_net: ClassVar[None] = None  # the actor has no memory
-        recurrent_size: ClassVar[None] = None
 
         def __post_init__(self) -> None:
             """Refuse a policy that the action space does not support, and options that would have no effect."""
@@ -93,12 +104,16 @@ class OffPolicyActor(ReplayActor):
                     "actions, because no other policy has a standard deviation; leave it out")
 
         def contradictions(self) -> Iterator[Problem]:
-            """Refuse layers of critics that residual blocks do not have."""
+            """Refuse layers that residual blocks do not have, and batch normalization of padded sequences."""
             yield from super().contradictions()
             if self.block == "simba":
                 yield from self._without_effect(
                     ("critic_norm", "critic_dropout"),
                     "block='mlp', because residual blocks have layer norms of their own", "block")
+            if self.recurrent_net is not None and self.critic_norm == "batch":
+                yield Problem("critic_norm='batch' does not support the sequences of critics with memory, because "
+                              "padding would count in its moments", "give critic_norm='layer'",
+                              ("critic_norm", "recurrent_net"))
 
         @override
         def _has_vector_networks(self) -> bool:
@@ -165,8 +180,11 @@ class OffPolicyActor(ReplayActor):
         the option `distribution` is set, (B, k), where k is `self.estimate.num_atoms`.
 
         For a Discrete space, `policy(obs)` returns logits (B, n), and each `critic(obs)` returns values (B, n).
+
+        With memory, `is_recurrent` is True, and the modules are a `PolicyNet` and `ContinuousQNet` or `DiscreteQNet`.
         """
         options, size = self.options, self.action_size
+        self.is_recurrent = options.recurrent_net is not None
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator, spaces=options.group(ACTOR_GROUP))
         seen = options.group(CRITIC_GROUP)
         self.critics = nn.ModuleList(
@@ -183,6 +201,12 @@ class OffPolicyActor(ReplayActor):
     def check_networks(self) -> None:
         check_attributes(self, policy=f"a module that returns (B, {self.num_outputs}) from observations",
                          critics="a ModuleList of networks that return values")
+        if self.is_recurrent:
+            for network in (self.policy, *self.critics):
+                if not isinstance(network, (PolicyNet, ContinuousQNet, DiscreteQNet)):
+                    raise violation(self, "build_networks()", f"a {type(network).__name__} for recurrent_net",
+                                    "networks whose memory can be unrolled: PolicyNet, ContinuousQNet or DiscreteQNet")
+            return
         obs = self.example_obs()
         check_output(self, "policy(obs)", self.policy(obs), self.num_outputs)
         for critic in self.critics:
@@ -230,7 +254,7 @@ class OffPolicyActor(ReplayActor):
         """Return actions: for a Box, (E, ...) float32 in [-1, 1], otherwise (E,) int64.
 
         Args:
-            obs: Leaf -> (E, ...).
+            obs: Leaf -> (E, ...); with memory, what `remember` returns.
             deterministic: Whether to return the mode (for a Gaussian, the squashed or clipped mean) instead of a
                 sample.
             mask: (E, n) bool, true where an action is allowed. None allows all actions: an actor does not know
@@ -262,9 +286,30 @@ class OffPolicyActor(ReplayActor):
         return u.clamp(-1.0, 1.0) if self.options.policy == "gaussian" else torch.tanh(u)
 
     @override
+    def initial_states(self, num_envs: int) -> Obs:
+        """Return the memory of the policy at the start of an episode, {"pi": zeros (E, H)}; {} without memory."""
+        memory = self._memory_trunk.memory if self.is_recurrent else None
+        return {} if memory is None else {_MEMORY: torch.zeros(num_envs, memory.state_size, device=self.device)}
+
+    @override
+    def remember(self, obs: Obs, rhs: Obs, done: Tensor) -> tuple[Obs, Obs]:
+        if not self.is_recurrent:
+            return obs, {}
+        features, state = self._memory_trunk.forward(self.normalize(obs), rhs[_MEMORY], done)
+        assert state is not None
+        return remembered({self._memory_trunk: features}), {_MEMORY: state}
+
+    @property
+    def _memory_trunk(self) -> Trunk:
+        assert isinstance(self.policy, PolicyNet)
+        return self.policy.trunk
+
+    @override
     def best_actions(self, obs: Obs, rhs: Obs, mask: Tensor | None) -> tuple[Tensor, Obs]:
         """Return the deterministic actions of `act`, scaled to the bounds if the space is a Box."""
-        return self.to_env(self.act(obs, deterministic=True, mask=mask)), {}
+        continues = torch.zeros(next(iter(obs.values())).shape[0], dtype=torch.bool, device=self.device)
+        obs, states = self.remember(obs, rhs, continues)
+        return self.to_env(self.act(obs, deterministic=True, mask=mask)), states
 
     @override
     def keep_policy(self) -> None:
@@ -318,7 +363,7 @@ class OffPolicyActor(ReplayActor):
         scores = critic_scores(self.critics, obs)
         if action is None:
             return scores
-        return scores.gather(-1, action.expand(len(scores), -1).unsqueeze(-1)).squeeze(-1)
+        return values_of(scores, action)
 
     def _gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = outputs.chunk(2, -1)
@@ -335,10 +380,17 @@ class PolicyNet(nn.Module):
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Map normalized observations, leaf -> (B, ...), to outputs (B, num_outputs) float32."""
-        features, _ = self.trunk.forward(obs, None, None)
-        outputs: Tensor = self.head(features)
+        """Map normalized observations, leaf -> (B, ...), to outputs (B, num_outputs) float32.
+
+        With memory, `obs` is what `remembered` returns, and there may be two axes (L, B) in place of (B,).
+        """
+        outputs: Tensor = self.head(self.trunk.encode(obs))
         return outputs.float()  # with mixed precision, the head returns bfloat16
+
+
+def values_of(scores: Tensor, action: Tensor) -> Tensor:
+    """Return the values (num_critics, ...) of actions (...), given the values (num_critics, ..., n) of all actions."""
+    return scores.gather(-1, action.expand(len(scores), *action.shape).unsqueeze(-1)).squeeze(-1)
 
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:

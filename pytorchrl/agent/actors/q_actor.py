@@ -67,16 +67,14 @@ class QActor(ReplayActor):
                     "leave norm out, or normalize in an extractor of your own", ("norm", "feature_extractor"))])
 
         def contradictions(self) -> Iterator[Problem]:
-            """Refuse memory options for an actor without memory, and a norm for residual blocks."""
+            """Refuse an input of a memory that does not exist, and a norm for residual blocks."""
             yield from super().contradictions()
             if self.block == "simba":
                 yield from self._without_effect(
                     ("norm",), "block='mlp', because residual blocks have layer norms of their own", "block")
-            for name, is_given in (("recurrent_size", self.recurrent_size is not None),
-                                   ("prev_action_reward", self.prev_action_reward)):
-                if is_given and self.recurrent_net is None:
-                    yield Problem(f"{name}={getattr(self, name)} needs recurrent_net='gru' or 'lstm', got None",
-                                  options=(name, "recurrent_net"))
+            if self.prev_action_reward and self.recurrent_net is None:
+                yield Problem("prev_action_reward=True needs recurrent_net='gru' or 'lstm', got None",
+                              options=("prev_action_reward", "recurrent_net"))
 
     def __init__(self, options: QActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the network from `seed`, then load the checkpoint if one is given.

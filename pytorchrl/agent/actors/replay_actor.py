@@ -62,6 +62,19 @@ class ReplayActor(Actor):
         """Convert stored actions (E, ...) to the actions that environments receive."""
         return action
 
+    def remember(self, obs: Obs, rhs: Obs, done: Tensor) -> tuple[Obs, Obs]:
+        """Let the memory of the policy process observations; without memory, return the observations and {}.
+
+        Args:
+            obs: Leaf -> (E, ...), as environments return them.
+            rhs: The memory (E, H) before these observations, by name.
+            done: (E,) bool, whether an observation is the first of its episode.
+
+        Returns:
+            The input of the policy, in place of the observations; and the memory after them.
+        """
+        return obs, {}
+
 
 def replay_trunk(
     options: NetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
@@ -150,14 +163,14 @@ class DiscreteQNet(nn.Module):
         self._noisy, self._num_atoms = noisy, num_atoms
 
     def forward(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """Return the values (B, n) of all actions; the network must have no memory.
+        """Return the values (B, n) of all actions.
 
         Args:
-            obs: Leaf -> (B, ...), normalized.
+            obs: Leaf -> (B, ...), normalized; with memory, what `remembered` returns.
             mask: (B, n) bool, true for the actions over which a dueling network averages the advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
         """
-        return self.unroll(obs, None, None, mask, generator)[0]
+        return self._values(self.trunk.encode(obs), mask, generator)
 
     def unroll(
         self, obs: Obs, state: Tensor | None, done: Tensor | None, mask: Tensor | None = None,
@@ -179,6 +192,9 @@ class DiscreteQNet(nn.Module):
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H); None without memory.
         """
         features, state = self.trunk.forward(obs, state, done, previous)
+        return self._values(features, mask, generator), state
+
+    def _values(self, features: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
         noise = (generator,) if self._noisy else ()
         q: Tensor = self.advantage_head(features, *noise).float()  # with mixed precision, heads return bfloat16
         axis = -1  # the axis of actions
@@ -186,13 +202,13 @@ class DiscreteQNet(nn.Module):
             q, axis = q.view(*q.shape[:-1], -1, self._num_atoms), -2
             mask = None if mask is None else mask.unsqueeze(-1)
         if self.value_head is None:
-            return q, state
+            return q
         if mask is None:
             mean = q.mean(axis, keepdim=True)
         else:  # avoid a division by zero: the mask of a terminal observation may allow no action
             mean = torch.where(mask, q, 0.0).sum(axis, keepdim=True) / mask.sum(axis, keepdim=True).clamp(min=1)
-        value = self.value_head(features, *noise).float()
-        return (value if self._num_atoms is None else value.unsqueeze(axis)) + q - mean, state
+        value: Tensor = self.value_head(features, *noise).float()
+        return (value if self._num_atoms is None else value.unsqueeze(axis)) + q - mean
 
 
 class ContinuousQNet(nn.Module):
@@ -216,10 +232,11 @@ class ContinuousQNet(nn.Module):
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         """Return the values (B,) of actions (B, ...) in [-1, 1], or (B, k) if they are distributions with k atoms.
 
-        The leaves (B, ...) in `obs` are normalized.
+        The leaves (B, ...) in `obs` are normalized. With memory, `obs` is what `remembered` returns, and there may be
+        two axes (L, B) in place of (B,).
         """
-        features, _ = self.trunk.forward(obs, None, None)
-        hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
+        features = self.trunk.encode(obs)
+        hidden = self.layers.forward(torch.cat((features, action.reshape(*features.shape[:-1], -1)), -1))
         value: Tensor = self.head(hidden)
         value = value.float()  # with mixed precision, the head returns bfloat16
         return value if self._is_distribution else value.squeeze(-1)

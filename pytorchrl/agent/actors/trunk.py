@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import gymnasium as gym
 import numpy as np
@@ -147,6 +147,13 @@ class MemoryOptions(Options):
     recurrent_size: int | None = option(
         None, help="Units of the memory; None means 256 for gru and 512 for lstm.", low=1)
 
+    def contradictions(self) -> Iterator[Problem]:
+        """Refuse the size of a memory that does not exist."""
+        yield from super().contradictions()
+        if self.recurrent_size is not None and self.recurrent_net is None:
+            yield Problem(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None",
+                          options=("recurrent_size", "recurrent_net"))
+
 
 class NetworkOptions(Protocol):
     """The options from which an actor's trunk is built."""
@@ -264,6 +271,29 @@ class Trunk(nn.Module):
                 raise ConfigError("this actor's memory needs the previous action and reward with every observation")
             features = torch.cat((features, previous.masked_fill(done.unsqueeze(-1), 0.0)), -1)
         return memory.forward(features, state, done)
+
+    def encode(self, obs: Obs) -> Tensor:
+        """Return the features (..., F) of observations; with memory, those that `obs` contains, see `remembered`.
+
+        Raises:
+            ConfigError: The trunk has memory, but `obs` are observations.
+        """
+        if self.memory is None:
+            return self.forward(obs, None, None)[0]
+        features = cast("Mapping[Trunk, Tensor]", obs).get(self)
+        if features is None:
+            raise ConfigError("an actor with memory needs its state and `done` with every observation; call "
+                              "remember(obs, rhs, done), and give the networks its result")
+        return features
+
+
+def remembered(features: Mapping[Trunk, Tensor]) -> Obs:
+    """Return features of trunks with memory in the form in which networks take observations; see `Trunk.encode`.
+
+    Networks with memory apply their heads to features that have been computed for a whole sequence before. Each network
+    finds the features of its own trunk, so a target network cannot be given those of the online network.
+    """
+    return cast("Obs", features)
 
 
 def check_extractor(name: str | Callable[..., object], spaces: LeafSpaces) -> None:

@@ -1,10 +1,11 @@
 """The base class of SAC, TD3 and DDPG, with the options of their ensemble of critics.
 
-B = transitions of a batch, n = discrete actions.
+B = transitions of a batch, or sequences of L steps for actors with memory; n = discrete actions.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.actors.critic_layers import CriticLayers
+from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.actors.return_distributions import DISTRIBUTIONS, QUANTILE, value_estimate
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
-from pytorchrl.agent.data import Obs
+from pytorchrl.agent.algorithms.unrolling import unrolled
+from pytorchrl.agent.data import Obs, ReplayBatch, SequenceBatch
 from pytorchrl.agent.modes import DROPOUT, NORMALIZATION
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.options import AgentOptions, option
@@ -37,6 +40,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
     If the critics learn distributions of the return, the target is the distribution of the critic with the smallest
     mean (categorical), or consists of the atoms of all critics without the `drop_atoms` largest ones per critic
     (quantile), and the policy maximizes the mean of all atoms: Kuznetsov et al. 2020 (TQC), equations 9 to 13.
+
+    With memory (`recurrent_net` of the actor), the losses cover the steps of sequences; see `unrolling`.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -63,17 +68,20 @@ class OffPolicyActorCritic(ReplayAlgorithm):
 
     actor_class = OffPolicyActor
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **ReplayAlgorithm.actor_options, "distribution": DISTRIBUTIONS}
+        "recurrent_net": (None, *MEMORIES), "distribution": DISTRIBUTIONS}
     actor: OffPolicyActor
 
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return a message if there are too few critics, atoms or rows, or if `drop_atoms` has no effect."""
+        """Return a message if the critics do not fit: their number, atoms, rows or memory."""
         subset, number = agent.algorithm.critic_subset, getattr(agent.actor, "num_critics", None)
         if subset is not None and number is not None and subset > number:
             return (f"critic_subset must be at most the number of critics, num_critics={number}, got {subset}; give "
                     f"num_critics={subset} or more")
+        if agent.has_memory and not agent.algorithm.target_networks:
+            return ("target_networks=False, with which critics process o and o' in one batch, does not support the "
+                    "sequences of an actor with memory; set target_networks=True or recurrent_net=None")
         if getattr(agent.actor, "critic_norm", None) == "batch" and agent.algorithm.mini_batch_size == 1:
             return "critic_norm='batch' needs mini_batch_size of at least 2, got 1; give 256"
         return _atom_problem(agent) or super().contradiction(agent)
@@ -88,6 +96,18 @@ class OffPolicyActorCritic(ReplayAlgorithm):
                        if isinstance(module, CriticLayers) and isinstance(module.dropout, DROPOUT))
         self._norms = [module for module in actor.critics.modules() if isinstance(module, NORMALIZATION)]
 
+    def inputs(self, batch: ReplayBatch | SequenceBatch) -> ReplayBatch:
+        """Return the transitions of a batch, whose observations are inputs of the networks.
+
+        Observations are normalized. Sequences, from which actors with memory learn, become an `UnrolledBatch`, in which
+        each axis (B,) of transitions is replaced by (L, B). `mean` of the result takes the mean over valid transitions.
+        """
+        actor = self.actor
+        if isinstance(batch, SequenceBatch):
+            return unrolled(batch, actor.normalize(batch.obs), actor.networks(), self.targets)
+        return dataclasses.replace(
+            batch, obs=actor.normalize(batch.obs), next_obs=actor.normalize(batch.next_obs))
+
     @override
     def groups_with_targets(self) -> tuple[str, ...]:
         return self.target_groups if self.options.target_networks else ()
@@ -96,9 +116,8 @@ class OffPolicyActorCritic(ReplayAlgorithm):
         """Return the critics' values of transitions, and the target critics' values of what follows, (num_critics, B).
 
         For a Discrete space, the values are those of all actions, (num_critics, B, n); for distributions with k atoms,
-        their shape is (num_critics, B, k). No gradient flows through the
-        second result. Without target networks, the critics process both in one batch, so that batch normalization sees
-        both distributions.
+        their shape is (num_critics, B, k). No gradient flows through the second result. Without target networks, the
+        critics process both in one batch, so that batch normalization sees both distributions.
 
         Args:
             obs: Normalized observations, leaf -> (B, ...).
@@ -149,18 +168,18 @@ class OffPolicyActorCritic(ReplayAlgorithm):
         """Whether the policy maximizes the mean of all critics, as in REDQ and TQC."""
         return self.options.critic_subset is not None or self.actor.options.distribution == QUANTILE
 
-    def critic_loss(self, outputs: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def critic_loss(self, batch: ReplayBatch, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss () of the critics, a sum over critics of means over samples, and the absolute errors (B,).
 
         Args:
+            batch: The transitions, with a weight (B,) of each.
             outputs: Outputs of the critics for the stored actions, (num_critics, B) or (num_critics, B, k).
             target: Target of all critics, (B,) or (B, m).
-            weight: Weight (B,) of each sample.
         """
         estimate = self.actor.estimate
         losses = estimate.loss(outputs, target)
         errors = estimate.errors(outputs.detach(), target, losses.detach()).mean(0)
-        return (weight * losses).mean(-1).sum(), errors
+        return batch.mean(batch.weight * losses).sum(), errors
 
     @override
     def is_due(self, group: str) -> bool:

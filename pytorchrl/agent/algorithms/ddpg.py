@@ -150,22 +150,22 @@ class DDPG(OffPolicyActorCritic):
 
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        actor = self.actor
-        obs, next_obs = actor.normalize(batch.obs), actor.normalize(batch.next_obs)
+        actor, batch = self.actor, self.inputs(batch)
+        obs, next_obs = batch.obs, batch.next_obs
         with torch.no_grad():
             next_action = self.target_actions(next_obs)
         scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
         target = actor.estimate.target(self.smallest(next_scores), batch.ret, batch.discount)
-        loss_q, errors = self.critic_loss(scores, target, batch.weight)
+        loss_q, errors = self.critic_loss(batch, scores, target)
         action = torch.tanh(actor.policy(obs))
         with self.fixed_moments():
             value = critic_scores(actor.critics if self.maximizes_mean else actor.critics[:1], obs, action)
-        value = actor.estimate.mean(value)
-        loss_pi = -value.mean()
+        value = actor.estimate.mean(value).mean(0)
+        loss_pi = -batch.mean(value)
         if self.options.bc_alpha is not None:
-            scale = self.options.bc_alpha / value.detach().abs().mean().clamp(min=_SMALLEST)
-            loss_pi = scale * loss_pi + (action - batch.action.reshape(action.shape)).square().mean()
-        return {"q": loss_q, "pi": loss_pi}, {"q": actor.estimate.mean_of_target(target).mean()}, errors
+            scale = self.options.bc_alpha / batch.mean(value.detach().abs()).clamp(min=_SMALLEST)
+            loss_pi = scale * loss_pi + batch.mean((action - batch.action.reshape(action.shape)).square().mean(-1))
+        return {"q": loss_q, "pi": loss_pi}, {"q": batch.mean(actor.estimate.mean_of_target(target))}, errors
 
     # States
 

@@ -20,10 +20,9 @@ from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
 from pytorchrl.agent.algorithms.dqn import DQN
 from pytorchrl.agent.algorithms.epsilon import EPSILON_PER_WORKER_HELP
-from pytorchrl.agent.algorithms.precision import BatchShape, example_rows
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import START, TARGET_UPDATE_INTERVAL_HELP
-from pytorchrl.agent.data import PREVIOUS, ActingStep, Arrays, DataKind, Obs, SequenceBatch
+from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import RolloutSequenceBuffer, SequenceBuffer
 from pytorchrl.agent.transfers import on_host
@@ -125,26 +124,6 @@ class R2D2(DQN):
             return ActingStep(chosen, chosen, {name: state.numpy() for name, state in states.items()}, {})
 
     # Learning
-
-    def example_batch(  # type: ignore[override] # batches contain sequences
-        self, shape: BatchShape,
-    ) -> SequenceBatch:
-        """Return a batch of zeros with random actions and without burn-in, to measure the time of a gradient."""
-        columns, length = shape
-
-        def rows(row: Tensor, count: int = length) -> Tensor:
-            return row.expand(count, *row.shape)
-
-        states, zeros = self.actor.initial_states(columns), torch.zeros(columns, device=self.device)
-        previous = states.pop(PREVIOUS, None)
-        return SequenceBatch(
-            obs={name: rows(leaf, length + 1)
-                 for name, leaf in example_rows(self.actor.example_obs(), columns).items()},
-            done=rows(zeros > 0, length + 1), rhs=states, action=rows(self.random_actions(columns, None)),
-            ret=rows(zeros), discount=rows(zeros + self.gamma),
-            next_row=torch.arange(1, length + 1, device=self.device)[:, None].expand(length, columns),
-            valid=rows(zeros == 0), weight=zeros + 1, ids=torch.arange(columns), burn_in=0,
-            previous=None if previous is None else rows(previous, length + 1), num_samples=columns * length)
 
     @override
     def losses(  # type: ignore[override] # batches contain sequences

@@ -22,7 +22,18 @@ from pytorchrl.agent.algorithms.base import ActOnDevice, Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledLosses, ReadNames, ReadOptions
 from pytorchrl.agent.algorithms.precision import BatchShape, PrecisionOptions, example_rows, precision
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups, overrides
-from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData, TensorActing
+from pytorchrl.agent.data import (
+    PREVIOUS,
+    ActingStep,
+    Arrays,
+    BatchStorage,
+    DataKind,
+    Obs,
+    ReplayBatch,
+    RolloutData,
+    SequenceBatch,
+    TensorActing,
+)
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.noise import NoiseRecorder, NoiseSource
 from pytorchrl.agent.options import option
@@ -91,6 +102,9 @@ class ReplayAlgorithm(Algorithm):
     def __init__(self, options: ReplayAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
+        self._has_memory = bool(getattr(self.actor, "is_recurrent", False))
+        if self._has_memory:
+            self.learns_from = DataKind.SEQUENCES
         # Losses draw noise from a separate generator, because another thread may be acting with `self.generator`.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
         networks = self.actor.networks()
@@ -111,7 +125,7 @@ class ReplayAlgorithm(Algorithm):
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
             [self.actor, *self.targets.values()],
-            has_memory=bool(getattr(self.actor, "is_recurrent", False))) if options.is_compiled else None
+            has_memory=self._has_memory) if options.is_compiled else None
         self._twin: ReplayAlgorithm | None = None  # shallow copy of `self`; the copy's `losses` are compiled
         self._names: list[str] = []  # names of the latest losses and measures
         # Maps the key of a batch and of the groups to update to the shapes of the noise that the losses draw for such a
@@ -136,6 +150,7 @@ class ReplayAlgorithm(Algorithm):
 
         Args:
             obs: Leaf -> (E, ...), as environments return them; `actor.normalize` converts them to inputs of networks.
+                For an actor with memory, the result of `actor.remember`.
             done: (E,) bool, whether an observation is the first of its episode.
             deterministic: Whether to choose the best actions instead of exploring.
             mask: (E, n) bool, true where an action is allowed, or None.
@@ -161,30 +176,40 @@ class ReplayAlgorithm(Algorithm):
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """Choose the actions of E environments; see `Algorithm`. In the result, `other` is empty."""
+        """Choose the actions of E environments; see `Algorithm`. In the result, `other` is empty.
+
+        The memory processes each observation, even if the action is random.
+        """
         is_random = self.parameters[START] > 0 and not deterministic
         if mask is None and not is_random and (chosen := self.choose_small(obs, deterministic)) is not None:
             return chosen
         with torch.inference_mode():
-            allowed = None if mask is None else self._on_device(mask)
+            allowed, states = None if mask is None else self._on_device(mask), dict[str, Tensor]()
+            if self._has_memory or not is_random:
+                starts, seen = self._on_device(done), {name: self._on_device(leaf) for name, leaf in obs.items()}
+                if self._has_memory:
+                    seen, states = self.actor.remember(
+                        seen, {name: self._on_device(state) for name, state in rhs.items()}, starts)
             if is_random:
                 action = self.random_actions(len(done), allowed)
             else:
-                action = self.choose(
-                    {name: self._on_device(leaf) for name, leaf in obs.items()}, self._on_device(done), deterministic,
-                    allowed)
+                action = self.choose(seen, starts, deterministic, allowed)
                 if not self._is_choice_checked:
                     check_choice(self, action, len(done))
                     self._is_choice_checked = True
-            action, clipped_action = on_host(action, self.actor.to_env(action))
-        return ActingStep(action.numpy(), clipped_action.numpy(), {}, {})
+            action, clipped_action, *rows = on_host(action, self.actor.to_env(action), *states.values())
+        return ActingStep(action.numpy(), clipped_action.numpy(),
+                          {name: row.numpy() for name, row in zip(states, rows, strict=True)}, {})
 
     def _act_on_device(self, obs: Obs, rhs: Obs, done: Tensor) -> TensorActing:
+        states: Obs = {}
+        if self._has_memory:
+            obs, states = self.actor.remember(obs, rhs, done)
         if self.parameters[START] > 0:
             action = self.random_actions(len(done), None)
         else:
             action = self.choose(obs, done, False, None)
-        return TensorActing(action, self.actor.to_env(action), {}, {})
+        return TensorActing(action, self.actor.to_env(action), states, {})
 
     @property
     @override
@@ -280,13 +305,29 @@ class ReplayAlgorithm(Algorithm):
         self._keep_norms(gradients, norms)
         return gradients, {**dict(zip(self._names, values, strict=True)), "errors": errors}
 
-    def example_batch(self, shape: BatchShape) -> ReplayBatch:
-        """Return a batch of zeros with random actions, to measure the time of a gradient."""
+    def example_batch(self, shape: BatchShape) -> ReplayBatch | SequenceBatch:
+        """Return a batch of zeros with random actions and without burn-in, to measure the time of a gradient."""
         count = shape.columns
+        if self._has_memory:
+            return self._example_sequences(count, shape.length)
         obs, zeros = example_rows(self.actor.example_obs(), count), torch.zeros(count, device=self.device)
         return ReplayBatch(
             obs=obs, action=self.random_actions(count, None), ret=zeros, discount=zeros + self.gamma, next_obs=obs,
             weight=zeros + 1, ids=torch.arange(count), num_samples=count)
+
+    def _example_sequences(self, count: int, length: int) -> SequenceBatch:
+        def rows(row: Tensor, number: int = length) -> Tensor:
+            return row.expand(number, *row.shape)
+
+        states, zeros = self.actor.initial_states(count), torch.zeros(count, device=self.device)
+        previous = states.pop(PREVIOUS, None)
+        return SequenceBatch(
+            obs={name: rows(leaf, length + 1) for name, leaf in example_rows(self.actor.example_obs(), count).items()},
+            done=rows(zeros > 0, length + 1), rhs=states, action=rows(self.random_actions(count, None)),
+            ret=rows(zeros), discount=rows(zeros + self.gamma),
+            next_row=torch.arange(1, length + 1, device=self.device)[:, None].expand(length, count),
+            valid=rows(zeros == 0), weight=zeros + 1, ids=torch.arange(count), burn_in=0,
+            previous=None if previous is None else rows(previous, length + 1), num_samples=count * length)
 
     def _uncompiled_gradients(self, batch: ReplayBatch, due: tuple[str, ...]) -> tuple[list[Tensor], Tensor, Tensor]:
         """Compute the gradients of the losses of the groups in `due`.

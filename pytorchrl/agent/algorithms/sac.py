@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores, values_of
 from pytorchrl.agent.actors.small_policy import SmallOffPolicy
 from pytorchrl.agent.actors.squashed import LOG_STD_CLIP
 from pytorchrl.agent.algorithms.actor_critic import OffPolicyActorCritic
@@ -133,14 +133,14 @@ class SAC(OffPolicyActorCritic):
     @override
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         alpha = self.log_alpha.detach().exp()
-        obs, next_obs = self.actor.normalize(batch.obs), self.actor.normalize(batch.next_obs)
+        batch = self.inputs(batch)
         terms = self._discrete_terms if self.actor.is_discrete else self._continuous_terms
-        target, scores, policy_loss, entropy = terms(batch, obs, next_obs, alpha)
-        loss_q, errors = self.critic_loss(scores, target, batch.weight)
+        target, scores, policy_loss, entropy = terms(batch, alpha)
+        loss_q, errors = self.critic_loss(batch, scores, target)
         losses = {"q": loss_q, "pi": policy_loss}
         if self.options.learn_alpha:
             losses["alpha"] = self.log_alpha * (entropy - self._target_entropy_of(batch))
-        q = self.actor.estimate.mean(scores.detach()).mean()
+        q = batch.mean(self.actor.estimate.mean(scores.detach())).mean()
         return losses, {"q": q, "alpha": alpha, "entropy": entropy}, errors
 
     def _target_entropy_of(self, batch: ReplayBatch) -> float | Tensor:
@@ -149,16 +149,14 @@ class SAC(OffPolicyActorCritic):
         allowed = batch.mask.sum(-1)
         # A row that forbids all actions is treated as if it allowed all of them, because log(0) is minus infinity.
         allowed = torch.where(allowed == 0, self.actor.action_size, allowed)
-        return self.options.target_entropy_scale * allowed.log().mean()
+        return self.options.target_entropy_scale * batch.mean(allowed.log())
 
-    def _continuous_terms(
-        self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _continuous_terms(self, batch: ReplayBatch, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the target (B,), the critics' values (num_critics, B), the policy loss and the entropy.
 
         For distributions, the target has the shape (B, m), and the values have the shape (num_critics, B, k).
         """
-        actor, generator = self.actor, self.update_generator
+        actor, generator, obs, next_obs = self.actor, self.update_generator, batch.obs, batch.next_obs
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
         scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
@@ -167,24 +165,22 @@ class SAC(OffPolicyActorCritic):
         action, logp = actor.sample_log_prob(obs, generator)
         with self.fixed_moments():
             values = actor.estimate.mean(critic_scores(actor.critics, obs, action))
-        policy_loss = (alpha * logp - self._preferred(values)).mean()
-        return target, scores, policy_loss, -logp.detach().mean()
+        policy_loss = batch.mean(alpha * logp - self._preferred(values))
+        return target, scores, policy_loss, -batch.mean(logp.detach())
 
-    def _discrete_terms(
-        self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _discrete_terms(self, batch: ReplayBatch, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the same terms as `_continuous_terms`, but for discrete actions."""
-        actor = self.actor
+        actor, obs, next_obs = self.actor, batch.obs, batch.next_obs
         all_scores, next_scores = self.both_scores(obs, next_obs)
         with torch.no_grad():
             next_logp = actor.log_probs(next_obs, batch.next_mask)
             target = actor.estimate.target(_expectation(next_logp, self.smallest(next_scores)), batch.ret,
                                            batch.discount, bonus=alpha * _entropy(next_logp))
-        scores = all_scores.gather(-1, batch.action.expand(len(all_scores), -1).unsqueeze(-1)).squeeze(-1)
+        scores = values_of(all_scores, batch.action)
         logp = actor.log_probs(obs, batch.mask)
         entropy = _entropy(logp)
-        policy_loss = -(alpha * entropy + _expectation(logp, self._preferred(all_scores.detach()))).mean()
-        return target, scores, policy_loss, entropy.detach().mean()
+        policy_loss = -batch.mean(alpha * entropy + _expectation(logp, self._preferred(all_scores.detach())))
+        return target, scores, policy_loss, batch.mean(entropy.detach())
 
     def _preferred(self, scores: Tensor) -> Tensor:
         """Return the values (B,) or (B, n) that the policy maximizes, of the scores (num_critics, B) or more axes."""

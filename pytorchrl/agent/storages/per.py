@@ -160,6 +160,10 @@ class PERBuffer(ReplayBuffer):
             priorities = self._priorities(inserted.errors)
         self._set_leaves(inserted.rows, np.where(valid, priorities ** self.options.alpha, 0.0))
 
+    @override
+    def _prioritize(self, rows: np.ndarray, is_drawable: bool) -> None:
+        self._set_leaves(rows, self._max_priority ** self.options.alpha if is_drawable else 0.0)
+
     def _priorities(self, errors: np.ndarray) -> np.ndarray:
         """Return |error| + epsilon, (N,) float64, for N errors, and update the largest value so far.
 

@@ -323,6 +323,9 @@ class ReplayBuffer(Storage):
     def _inserted(self, inserted: Inserted) -> None:
         """Process rows after they were inserted; a subclass may set their priorities here."""
 
+    def _prioritize(self, rows: np.ndarray, is_drawable: bool) -> None:
+        """Process rows of sequences that can be drawn from now on, or no longer; a subclass may set priorities here."""
+
     def drawable_rows(self) -> np.ndarray:
         """Return all rows that can be drawn, (N,) int64, oldest first; this takes time proportional to `size`."""
         rows: np.ndarray = np.flatnonzero(self.ring.columns["drawable"])

@@ -1,4 +1,4 @@
-"""Prioritized replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
+"""Replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
 
 Each step is stored only once. A sequence is a *window* of steps in one episode of one environment: up to `burn_in`
 steps, which only warm up the memory, and then `length` trained steps, which the loss covers. The row of the
@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +22,10 @@ from typing_extensions import override
 from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.storages.base import StorageActor
+from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.observation_columns import SlotPool, write_extras
 from pytorchrl.agent.storages.per import PERBuffer
+from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 from pytorchrl.errors import ConfigError, Problem
@@ -56,7 +58,7 @@ class EpisodeWindows:
         from_start: Whether the next step is the first of the episode.
     """
 
-    def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
+    def __init__(self, options: UniformSequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
         # These deques describe the windows that cannot be drawn yet: `_warm` contains the row ids of their first steps,
@@ -107,7 +109,7 @@ class EpisodeWindows:
                 "start": list(self._start), "num_opened": self._num_opened}
 
     @classmethod
-    def from_state(cls, options: SequenceBuffer.Options, state: StateDict) -> EpisodeWindows:
+    def from_state(cls, options: UniformSequenceBuffer.Options, state: StateDict) -> EpisodeWindows:
         """Restore an episode from its `state_dict()`."""
         episode = cls(options, state["from_start"])
         episode.num_steps, episode._num_opened = state["num_steps"], state["num_opened"]
@@ -131,39 +133,25 @@ class _WindowTable:
         self.slot = np.full(capacity, -1, np.int64)
 
 
-class SequenceBuffer(PERBuffer):
-    """Prioritized replay of sequences, with the memory states that were stored during acting.
+class UniformSequenceBuffer(ReplayBuffer):
+    """Replay of sequences, drawn uniformly, with the memory states that were stored during acting.
 
-    The sequences are called windows. The priority of a window is p = (eta max d + (1 - eta) mean d + epsilon)^alpha,
-    where d are the absolute TD errors of the window's trained steps, and eta is `priority_eta`. In all other respects,
-    this storage is a `PERBuffer`.
-
-    A window can be drawn as soon as all steps of its n-step targets have arrived, or its episode has ended. A window
-    that the end of its episode has shortened is padded when it is drawn. A window is evicted when its first step is
-    evicted. A window that stays incomplete, because its worker was lost, is never drawn.
+    The sequences are called windows. A window can be drawn as soon as all steps of its n-step targets have arrived, or
+    its episode has ended. A window that the end of its episode has shortened is padded when it is drawn. A window is
+    evicted when its first step is evicted. A window that stays incomplete, because its worker was lost, is never drawn.
     """
 
     provides = DataKind.SEQUENCES
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(PERBuffer.Options):
-        """Options of `SequenceBuffer`."""
+    class Options(ReplayBuffer.Options):
+        """Options of `UniformSequenceBuffer`."""
 
-        n_step: int = option(5, help="Number of rewards summed before the bootstrap.", low=1)
-        alpha: float = option(
-            0.9, low=0.0, exclusive=True, help="Exponent of priorities; near 0, sampling is almost uniform.")
-        beta: float | Schedule = option(
-            0.6, low=0.0, exclusive=True, updatable=True,
-            help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
         length: int = option(80, help="Number of steps of a sequence that the loss covers.", low=1)
         burn_in: int = option(
             40, help="Largest number of steps before the trained steps, which only warm up the memory.", low=0)
         period: int = option(
             40, help="Number of steps between the starts of consecutive sequences of an environment.", low=1)
-        priority_eta: float = option(
-            0.9, low=0.0, high=1.0,
-            help="Weight of the largest error in the priority of a sequence; the weight of the mean error is 1 minus "
-                 "priority_eta.")
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse a `period` that would leave gaps between sequences."""
@@ -293,7 +281,7 @@ class SequenceBuffer(PERBuffer):
             book.other[start], book.newest[warm] = book.newest[warm], start
         starts = np.array([window.start for window in whole], np.int64) % ring.capacity
         ring.make_drawable(starts)
-        self._set_leaves(starts, self._max_priority ** self.options.alpha)
+        self._prioritize(starts, is_drawable=True)
 
     def _drop(self, rows: np.ndarray) -> None:
         """Discard the windows that begin at `rows` (ring indices), and the memory states before these rows."""
@@ -307,7 +295,7 @@ class SequenceBuffer(PERBuffer):
         book.newest[rows] = -1
         for starts in dropped:
             self.ring.make_drawable(starts, False)
-            self._set_leaves(starts, 0.0)
+            self._prioritize(starts, is_drawable=False)
         slots = book.slot[rows]
         self.state_slots.release(slots[slots >= 0])
         book.slot[rows] = -1
@@ -358,25 +346,7 @@ class SequenceBuffer(PERBuffer):
             found[name][known] = states[slots[known]]
         return found
 
-    # Priorities, states
-
-    def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return one error for each sequence, from which its priority is computed.
-
-        The error is eta max d + (1 - eta) mean d, where d are the absolute TD errors of the valid steps, and eta is
-        `priority_eta`.
-
-        Args:
-            batch: The drawn batch.
-            errors: (L, B) TD errors, signed or absolute.
-
-        Returns:
-            One error for each sequence, (B,) float.
-        """
-        valid, eta = batch.valid.cpu().numpy(), self.options.priority_eta
-        absolute = np.where(valid, np.abs(np.asarray(errors)), 0.0)
-        mean: np.ndarray = absolute.sum(0) / valid.sum(0)
-        return eta * absolute.max(0) + (1.0 - eta) * mean
+    # States
 
     @override
     def reset(self) -> None:
@@ -413,6 +383,55 @@ class SequenceBuffer(PERBuffer):
         self._episodes = {
             source: [None if state is None else EpisodeWindows.from_state(self.options, state) for state in states]
             for source, states in contents["episodes"]}
+
+
+class SequenceBuffer(UniformSequenceBuffer, PERBuffer):
+    """Prioritized replay of sequences, with the memory states that were stored during acting.
+
+    The priority of a sequence is p = (eta max d + (1 - eta) mean d + epsilon)^alpha, where d are the absolute TD errors
+    of its trained steps, and eta is `priority_eta`. In all other respects, this storage is a `PERBuffer` that draws the
+    sequences of a `UniformSequenceBuffer`.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(UniformSequenceBuffer.Options, PERBuffer.Options):
+        """Options of `SequenceBuffer`."""
+
+        n_step: int = option(5, help="Number of rewards summed before the bootstrap.", low=1)
+        alpha: float = option(
+            0.9, low=0.0, exclusive=True, help="Exponent of priorities; near 0, sampling is almost uniform.")
+        beta: float | Schedule = option(
+            0.6, low=0.0, exclusive=True, updatable=True,
+            help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
+        priority_eta: float = option(
+            0.9, low=0.0, high=1.0,
+            help="Weight of the largest error in the priority of a sequence; the weight of the mean error is 1 minus "
+                 "priority_eta.")
+
+    options: Options
+
+    def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
+        """Return one error for each sequence, from which its priority is computed.
+
+        The error is eta max d + (1 - eta) mean d, where d are the absolute TD errors of the valid steps, and eta is
+        `priority_eta`.
+
+        Args:
+            batch: The drawn batch.
+            errors: (L, B) TD errors, signed or absolute.
+
+        Returns:
+            One error for each sequence, (B,) float.
+        """
+        valid, eta = batch.valid.cpu().numpy(), self.options.priority_eta
+        absolute = np.where(valid, np.abs(np.asarray(errors)), 0.0)
+        mean: np.ndarray = absolute.sum(0) / valid.sum(0)
+        return eta * absolute.max(0) + (1.0 - eta) * mean
+
+
+SEQUENCES_OF: Mapping[type[Storage], type[UniformSequenceBuffer]] = MappingProxyType({
+    ReplayBuffer: UniformSequenceBuffer, PERBuffer: SequenceBuffer})
+"""Storage of transitions -> the storage that draws sequences in the same way, for actors with memory."""
 
 
 class _Run(NamedTuple):

@@ -11,7 +11,7 @@ from pytorchrl.agent.factories import StorageFactory
 from pytorchrl.agent.fit import StorageDeclarations, known_storages, names, provided_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer, UniformSequenceBuffer
 from pytorchrl.agent.storages.goals import relabels
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.scheme.options.collection import Collection, ReplayCollection
@@ -86,19 +86,22 @@ def with_options(factory: StorageFactory, given: Mapping[str, object]) -> Storag
     Args:
         factory: Factory of the agent's storage.
         given: Mapping from option names to values. Values of None, and names that are not storage options, have no
-            effect. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, or vice versa. `size`, the capacity of
-            the shards, has an effect only on replay buffers: in other storages, `size` is the length of a rollout.
+            effect. `prioritized` replaces a `ReplayBuffer` with a `PERBuffer`, a `UniformSequenceBuffer` with a
+            `SequenceBuffer`, or vice versa. `size`, the capacity of the shards, has an effect only on replay buffers:
+            in other storages, `size` is the length of a rollout.
 
     Raises:
         ConfigError: The storage lacks one of the options, or a value is not allowed.
     """
     prioritized = given.get("prioritized")
     if has_priorities(factory, given) != has_priorities(factory, {}):
-        kinds: dict[type[ReplayBuffer], type[ReplayBuffer]] = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
+        kinds: dict[type[ReplayBuffer], type[ReplayBuffer]] = {
+            ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer, UniformSequenceBuffer: SequenceBuffer,
+            SequenceBuffer: UniformSequenceBuffer}
         if factory.cls not in kinds:
             raise error_of([Problem(
-                f"prioritized={prioritized} is for ReplayBuffer and PERBuffer, but the storage is a "
-                f"{factory.cls.__name__}", "leave prioritized out", ("prioritized",))])
+                f"prioritized={prioritized} is for ReplayBuffer, PERBuffer and their counterparts of sequences, but "
+                f"the storage is a {factory.cls.__name__}", "leave prioritized out", ("prioritized",))])
         kind = kinds[factory.cls]
         names = {field.name for field in dataclasses.fields(kind.Options)}
         factory = kind.create_factory(**{

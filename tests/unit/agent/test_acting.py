@@ -49,7 +49,7 @@ def test_policy_chooses_the_actions_of_act(name):
     assert len(chosen) > 1
 
 
-@pytest.mark.parametrize("name", ["ppo", "ppo-gru", "ppo-mixed", "ppo-masked", "sac"])
+@pytest.mark.parametrize("name", ["ppo", "ppo-gru", "ppo-mixed", "ppo-masked", "ppo-masked-gru", "sac", "sac-gru"])
 def test_act_plays_the_episodes_of_evaluate(name):
     agent = agent_of(name)
     played = []

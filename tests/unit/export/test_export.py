@@ -28,11 +28,12 @@ from tests.conftest import process_environment
 from tests.unit.learner import exported_files
 from tests.unit.learner.small_agents import TINY, Mixed, agent_of, make_env
 
-NAMES = ["ppo", "ppo-images", "ppo-gru", "ppo-lstm", "ppo-mixed", "ppo-masked", "sac", "dqn", "r2d2"]
+NAMES = ["ppo", "ppo-images", "ppo-gru", "ppo-lstm", "ppo-mixed", "ppo-masked", "ppo-masked-gru", "sac", "sac-gru",
+         "dqn", "r2d2"]
 POLICIES = {**{name: [""] for name in NAMES}, "independent": ["-speaker_0", "-listener_0"]}
 # An export takes a second. Other files of `USUAL` have the parts of these policies: `ppo-lstm` normalizes, `ppo-masked`
 # has a discrete policy, and `r2d2` has a GRU and values of actions. `test_all_action_spaces_can_be_exported` has SAC.
-RARE_NAMES = {"ppo", "ppo-gru", "dqn", "c51", "sac"}
+RARE_NAMES = {"ppo", "ppo-gru", "ppo-masked-gru", "dqn", "c51", "sac"}
 # An export to ONNX takes ten times as long as the others. In these two, all parts of `_write_onnx` and `_open_onnx` are
 # used: memory, masks, several inputs, and continuous and discrete actions.
 USUAL_ONNX = {"ppo-lstm", "ppo-masked"}

@@ -163,6 +163,11 @@ OPTIONS = [
     ("sac", PENDULUM, {"critic_norm": "batch", "mini_batch_size": 1}, [{"mini_batch_size": 256}]),
     ("sac", PENDULUM, {"critic_dropout": 0.1, "critic_hidden_sizes": ()}, [{"critic_hidden_sizes": (8,)}]),
     ("sac", CARTPOLE, {"critic_norm": "layer"}, [without("critic_norm")]),
+    ("sac", PENDULUM, {"length": 8}, [{"recurrent_net": "gru"}, {"recurrent_net": "lstm"}]),
+    ("sac", PENDULUM, {"recurrent_net": "gru", "alpha": 0.5}, [{"prioritized": True}]),
+    ("sac", PENDULUM, {"recurrent_net": "gru", "critic_norm": "batch"}, [{"critic_norm": "layer"}]),
+    ("sac", PENDULUM, {"recurrent_net": "gru", "target_networks": False}, [
+        {"target_networks": True}, {"recurrent_net": None}]),
     dqn({"prev_action_reward": True}, without("prev_action_reward")),
     ("sac", PENDULUM, {"drop_atoms": 3}, [without("drop_atoms")]),
     ("sac", PENDULUM, {"distribution": "quantile", "num_atoms": 2}, [{"drop_atoms": 0}]),
@@ -319,7 +324,7 @@ ELSEWHERE = {
         "scheme/test_learner_thread.py::test_a_learner_that_drops_most_steps_warns_once",
     "increase size or collect shorter": "scheme/replay/test_rollouts.py::test_a_rollout_that_does_not_fit_is_refused",
     "cannot load a state of": "scheme/replay/test_rollouts.py::test_a_restored_replay_continues_identically",
-    "is for ReplayBuffer and PERBuffer": "scheme/test_replay_batches.py::test_unused_or_invalid_settings_are_refused",
+    "is for ReplayBuffer, PERBuffer and": "scheme/test_replay_batches.py::test_unused_or_invalid_settings_are_refused",
     "dropped while its workers were running":
         "learner/test_learner.py::test_context_manager_stops_also_after_an_error_and_keeps_the_error",
     "cannot be drained": "scheme/test_drain.py::test_a_recorded_run_cannot_be_drained",
@@ -381,6 +386,9 @@ ELSEWHERE = {
         "agent/env/tensors/test_jax.py::test_the_form_of_brax_has_limits_of_its_own_or_of_the_option",
     "expected a discrete or continuous action space":
         "agent/env/tensors/test_jax.py::test_spaces_of_actions_are_converted_or_refused",
+    "call remember(obs, rhs, done)":
+        "agent/algorithms/test_unrolling.py::"
+        "test_networks_with_memory_do_not_take_observations_or_the_memory_of_another_network",
     "save it with the encoding UTF-8": "training/test_configuration.py::test_a_file_may_begin_with_a_byte_order_mark",
 }
 # A part of a text -> why no test executes its remedy.

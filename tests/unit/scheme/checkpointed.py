@@ -33,6 +33,7 @@ from pytorchrl import (
     linear,
     multi_agent,
 )
+from pytorchrl.agent.storages import UniformSequenceBuffer
 from pytorchrl.envs.testing import ChangingAgents
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
@@ -101,6 +102,13 @@ AGENTS = {
                               num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
                               normalize_obs=True, block="simba"),
+    "sac, gru": lambda: continuous(
+        SAC.create_factory(**REPLAY), storage=UniformSequenceBuffer.create_factory(
+            200, rollout_size=4, length=4, burn_in=2, period=2), recurrent_net="gru", recurrent_size=5),
+    "td3, lstm, prioritised": lambda: continuous(
+        TD3.create_factory(**REPLAY), storage=SequenceBuffer.create_factory(
+            200, rollout_size=4, length=4, burn_in=2, period=2, n_step=2), policy="deterministic", recurrent_net="lstm",
+        recurrent_size=5),
     "td3, hindsight": lambda: continuous(
         TD3.create_factory(**REPLAY), "pytorchrl/TorchPointMaze-v0",
         PERBuffer.create_factory(30, rollout_size=4, n_step=2, relabel="episode"), 7, policy="deterministic",

@@ -21,7 +21,7 @@ from pytorchrl import (
 )
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.storages import Storage
+from pytorchrl.agent.storages import Storage, UniformSequenceBuffer
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
 from tests.unit.scheme.conftest import chessboard
@@ -35,7 +35,8 @@ STORAGES = {
     **{cls.__name__: cls.create_factory(4) for cls in (GAEBuffer, VTraceBuffer)},
     **{cls.__name__: cls.create_factory(64, rollout_size=4) for cls in (ReplayBuffer, PERBuffer)},
     "RolloutSequenceBuffer": RolloutSequenceBuffer.create_factory(64, rollout_size=4, n_step=1),
-    "SequenceBuffer": SequenceBuffer.create_factory(128, rollout_size=4, length=4, burn_in=2, period=4, n_step=1)}
+    "SequenceBuffer": SequenceBuffer.create_factory(128, rollout_size=4, length=4, burn_in=2, period=4, n_step=1),
+    "UniformSequenceBuffer": UniformSequenceBuffer.create_factory(128, rollout_size=4, length=4, burn_in=2, period=4)}
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 3}
 ACTORS = {
     "OnPolicyActor": (OnPolicyActor, {}),
@@ -44,7 +45,9 @@ ACTORS = {
     "QActor with memory": (QActor, MEMORY),
     "OffPolicyActor": (OffPolicyActor, {}),
     "OffPolicyActor, deterministic": (OffPolicyActor, {"policy": "deterministic"}),
-    "OffPolicyActor, gaussian": (OffPolicyActor, {"policy": "gaussian"})}
+    "OffPolicyActor, gaussian": (OffPolicyActor, {"policy": "gaussian"}),
+    "OffPolicyActor with memory": (OffPolicyActor, MEMORY),
+    "OffPolicyActor, deterministic with memory": (OffPolicyActor, {"policy": "deterministic", **MEMORY})}
 SPACES = {
     "Discrete": gym.spaces.Discrete(3),
     "Discrete from 2": gym.spaces.Discrete(3, start=2),
@@ -61,6 +64,7 @@ SPACES = {
 BOXES = ("Box", "Box of float64", "Box of shape ()")
 DISCRETE = ("Discrete", "Discrete from 2")
 KEPT = ("ReplayBuffer", "PERBuffer")
+SEQUENCES = ("RolloutSequenceBuffer", "SequenceBuffer", "UniformSequenceBuffer")
 # The expected combinations, deliberately not derived from the declarations of the classes.
 TRAINING = {
     *itertools.product(("PPO", "A2C"), ("GAEBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
@@ -69,10 +73,12 @@ TRAINING = {
                        (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
     *itertools.product(("DQN",), KEPT, ("QActor",), DISCRETE),
     *itertools.product(("PQN",), ("GAEBuffer",), ("QActor",), DISCRETE),
-    *itertools.product(("R2D2",), ("RolloutSequenceBuffer", "SequenceBuffer"), ("QActor with memory",), DISCRETE),
+    *itertools.product(("R2D2",), SEQUENCES, ("QActor with memory",), DISCRETE),
     *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
+    *itertools.product(("DDPG", "TD3"), SEQUENCES, ("OffPolicyActor, deterministic with memory",), BOXES),
     *itertools.product(("SAC", "MPO"), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES)),
-    *itertools.product(("MPO",), KEPT, ("OffPolicyActor, gaussian",), BOXES)}
+    *itertools.product(("MPO",), KEPT, ("OffPolicyActor, gaussian",), BOXES),
+    *itertools.product(("SAC",), SEQUENCES, ("OffPolicyActor with memory",), (*DISCRETE, *BOXES))}
 pytestmark = pytest.mark.xdist_group("fit")  # the tests share the results that `outcome` has kept
 UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
 """Action spaces that no actor accepts."""
@@ -144,8 +150,9 @@ def suggestions(combination, text):
     storages = [name for name in listed(text, f"storages for {algorithm}") if name in STORAGES]
     actors = [actor_called(name) for name in listed(text, f"actors for {algorithm}") if name.split()[0] in ACTORS]
     needed = re.search(rf"{algorithm} needs (\w+ with \w+=[^,]+), got", text)
-    if needed:
-        actors = [actor_called(needed[1])]
+    if needed:  # the other options stay as they are
+        memory = " with memory" if "with memory" in actor and needed[1].startswith("OffPolicyActor with policy") else ""
+        actors = [actor_called(needed[1]) + memory]
     yield [(algorithm, new_storage, new_actor,
             space) for new_storage in storages or [storage] for new_actor in actors or [actor]
            if storages or actors]
@@ -168,7 +175,7 @@ def test_parts_train_or_are_refused_with_alternatives(algorithm, space):
                                   str(error)), error
         for each in itertools.chain(*found):
             assert outcome(*each) is None, (combination, error, each)
-    assert trained + refused == len(STORAGES) * len(ACTORS) == 42
+    assert trained + refused == len(STORAGES) * len(ACTORS) == 64
     assert trained == sum(1 for name, *_, of in TRAINING if (name, of) == (algorithm, space))
 
 

@@ -249,7 +249,8 @@ def test_the_storage_determines_the_kind_of_batches(make, storage, kind):
 @pytest.mark.parametrize(("storage", "settings", "text"), [
     (RolloutSequenceBuffer, {"alpha": 0.5}, "alpha would be ignored: RolloutSequenceBuffer has no such option"),
     (RolloutSequenceBuffer, {"prioritized": True},
-     "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a RolloutSequenceBuffer; leave"),
+     "prioritized=True is for ReplayBuffer, PERBuffer and their counterparts of sequences, but the storage is a "
+     "RolloutSequenceBuffer; leave"),
     (RolloutSequenceBuffer, {"initial_priority": "worker"}, "initial_priority='worker' is for single transitions"),
     (RolloutSequenceBuffer, {"size": 20},
      "a shard must have space for a rollout of 12 steps, but size 20 divided among 2 shards is only 10 per shard"),

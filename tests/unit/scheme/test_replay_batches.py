@@ -227,8 +227,8 @@ def test_train_accepts_impala_with_the_apex_preset():
      "a shard must have space for a rollout of 4 steps, but size 6 divided among 2 shards is only 3 per shard"),
     ({"alpha": 0.5}, "alpha would be ignored: SyntheticStorage has no such option"),
     ({"stratified": True}, "stratified would be ignored"),
-    ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a "
-                            "SyntheticStorage; leave prioritized out"),
+    ({"prioritized": True}, "prioritized=True is for ReplayBuffer, PERBuffer and their counterparts of sequences, "
+                            "but the storage is a SyntheticStorage; leave prioritized out"),
     ({"initial_priority": "worker"}, "initial_priority='worker' needs a storage with priorities"),
     ({"microbatch_size": 4}, "microbatch_size=4: only without num_replay_workers; change that, or leave "
                              "microbatch_size out"),

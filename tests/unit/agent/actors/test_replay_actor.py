@@ -132,7 +132,7 @@ def test_tables_of_options_are_complete():
         "dueling", "noisy", "norm", "recurrent_net", "recurrent_size",
         "prev_action_reward"}  # the memory options are tested in test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
-        "policy", "num_critics", "log_std_bound", "obs_groups",
+        "policy", "num_critics", "log_std_bound", "obs_groups", "recurrent_net", "recurrent_size",
         "critic_norm", "critic_dropout", "critic_hidden_sizes"}  # test_critic_layers tests the latter three
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.storages import SequenceBuffer
+from pytorchrl.agent.storages import SequenceBuffer, UniformSequenceBuffer
 from pytorchrl.errors import ConfigError
 from tests.unit.agent.storages.comparison import assert_masks, assert_observations, assert_targets
 
@@ -38,9 +38,10 @@ def rollout_of(count, is_over=True, first=True, number=0, reward=None):
 @pytest.fixture
 def build(build_replay):
     """Return a function that builds a storage of short sequences."""
-    def make(size=100, **options):
-        return build_replay(SequenceBuffer, size, gamma=GAMMA, state_size=STATE, **{
-            "length": 4, "burn_in": 2, "period": 2, "n_step": 1, "epsilon": 1e-12, **options})
+    def make(size=100, cls=SequenceBuffer, **options):
+        return build_replay(cls, size, gamma=GAMMA, state_size=STATE, **{
+            "length": 4, "burn_in": 2, "period": 2, "n_step": 1, **options,
+            **({"epsilon": 1e-12} if cls is SequenceBuffer and "epsilon" not in options else {})})
     return make
 
 
@@ -62,10 +63,10 @@ def drawn_windows(storage, count=400):
     (5, [(0, 0, 4), (0, 2, 5)]),
     (4, [(0, 0, 4)]), (3, [(0, 0, 3)]), (1, [(0, 0, 1)])])
 @pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_golden_windows(build, num_steps, windows, parts, n_step):
-    """Check that windows depend neither on where rollouts are cut nor on `n_step`."""
-    storage, at = build(n_step=n_step), 0
+@pytest.mark.parametrize(("cls", "n_step"), [(SequenceBuffer, 1), (SequenceBuffer, 3), (UniformSequenceBuffer, 2)])
+def test_golden_windows(build, num_steps, windows, parts, cls, n_step):
+    """Check that windows depend neither on where rollouts are cut nor on `n_step`, nor on how they are drawn."""
+    storage, at = build(cls=cls, n_step=n_step), 0
     for size in filter(None, [num_steps * (i + 1) // parts - num_steps * i // parts for i in range(parts)]):
         storage.insert_data_slice([rollout_of(size, at + size == num_steps, at == 0, at)])
         at += size
@@ -106,6 +107,20 @@ def test_priorities_mix_the_largest_and_the_mean_error(build):
     assert storage.item_errors(batch, errors) == pytest.approx([0.9 * 3 + 0.1 * 2])
     storage.options = SequenceBuffer.create_factory(100, priority_eta=0.0).options
     assert storage.item_errors(batch, errors) == pytest.approx([2.0])
+
+
+def test_uniform_sequences_are_drawn_equally_often_whatever_their_errors(build):
+    storage = build(cls=UniformSequenceBuffer, size=16, rollout_size=1)
+    storage.insert_data_slice([rollout_of(9)])
+    storage.insert_data_slice([rollout_of(9, number=100)])  # the new rows overwrite steps 0 and 1
+    batch = storage.sample(12_000)
+    storage.after_gradients(batch, {"errors": 100.0 * batch.action})
+    batch = storage.sample(12_000)
+    starts, counts = np.unique(batch.action[0], return_counts=True)
+    assert starts.tolist() == [4, 6, 100, 102, 104, 106]
+    np.testing.assert_allclose(counts / 12_000, 1 / 6, atol=0.02)
+    assert (batch.weight == 1.0).all()
+    assert not storage.has_priorities
 
 
 def test_the_last_batch_of_sequences_is_marked(build):
@@ -294,10 +309,11 @@ def test_steps_that_were_never_trained_on_are_counted(build):
     assert storage.counters["evicted_unused"] == 2
 
 
-def test_a_restored_storage_continues_identically(build_replay, make_collector):
+@pytest.mark.parametrize("cls", [SequenceBuffer, UniformSequenceBuffer])
+def test_a_restored_storage_continues_identically(build_replay, make_collector, cls):
     collectors = [make_collector(seed=s, p_end=0.05, state_size=STATE) for s in range(2)]
     rule = {"length": 5, "burn_in": 3, "period": 2, "n_step": 3}
-    storage = build_replay(SequenceBuffer, 97, state_size=STATE, **rule)
+    storage = build_replay(cls, 97, state_size=STATE, **rule)
 
     def go_on(*storages):
         for source in (0, 1, 1, 0, 1):
@@ -313,7 +329,7 @@ def test_a_restored_storage_continues_identically(build_replay, make_collector):
         file = io.BytesIO()
         torch.save(storage.state_dict(), file)
         file.seek(0)
-        other = build_replay(SequenceBuffer, 97, state_size=STATE, seed=fill + 1, **rule)
+        other = build_replay(cls, 97, state_size=STATE, seed=fill + 1, **rule)
         other.load_state_dict(torch.load(file, weights_only=True))
         ours, theirs = go_on(storage, other)
         for name in ("action", "ret", "discount", "weight", "ids", "valid", "done", "next_row"):

@@ -7,9 +7,11 @@ import json
 
 import pytest
 
-from pytorchrl import DQN, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv, linear
+from pytorchrl import DQN, PERBuffer, QActor, ReplayBuffer, Scheme, SequenceBuffer, VecEnv, linear
+from pytorchrl.agent.storages import UniformSequenceBuffer
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.replay.storage_options import with_options
 
 
 @pytest.fixture
@@ -81,6 +83,14 @@ def test_prioritized_changes_the_storage(make_apex):
     assert scheme.settings["initial_priority"] == "worker"
     assert {(type(storage), storage.options.alpha,
              storage.options.rollout_size) for storage in storages(scheme)} == {(PERBuffer, 0.3, 7)}
+
+
+@pytest.mark.parametrize(("storage", "other"), [(ReplayBuffer, PERBuffer), (UniformSequenceBuffer, SequenceBuffer)])
+def test_prioritized_chooses_between_two_forms_of_a_storage(storage, other):
+    factory = storage.create_factory(500, rollout_size=3, n_step=2)
+    found = with_options(factory, {"prioritized": True})
+    assert (found.cls, found.options.rollout_size, found.options.n_step) == (other, 3, 2)
+    assert with_options(found, {"prioritized": False}) == factory
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [
