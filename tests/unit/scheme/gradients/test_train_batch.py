@@ -135,7 +135,8 @@ def source_of(*batches, sizes):
     ledger, stats = Ledger(), WorkerStats(lambda: 0.0)
     storage = SimpleNamespace(provides=SimpleNamespace(is_kept=False), insert_from=lambda *_: None,
                               before_gradients=lambda: None)
-    algo = SimpleNamespace(advantage_normalization="none", batches=lambda storage: iter(map(Part, sizes.pop(0))))
+    algo = SimpleNamespace(advantage_normalization="none", batches=lambda storage: iter(map(Part, sizes.pop(0))),
+                           take_moments=dict)
     worker = SimpleNamespace(algo=algo, storage=storage, version=5)
     return BatchSource(worker, Source(*batches), ledger, stats, ProcessGroup(), is_local=True), ledger, stats
 
