@@ -34,27 +34,28 @@ TASKS = {
 NUM_EPISODES, NUM_MIXED, NUM_TESTS = 20, 50, 20
 
 
-def demonstrator_of(env: str, seed: int) -> prl.TrainedAgent:
+def demonstrator_of(env: str, seed: int, smoke: bool) -> prl.TrainedAgent:
     """Train the agent whose episodes are imitated."""
     algorithm, steps = ("ppo", 50_000) if env == "CartPole-v1" else ("sac", 12_000)
-    return prl.train(algorithm, env, target_steps=steps, seed=seed, progress=False)
+    return prl.train(algorithm, env, target_steps=100 if smoke else steps, seed=seed, progress=False)
 
 
-def record(task: str, folder: Path, seed: int) -> float:
+def record(task: str, folder: Path, seed: int, smoke: bool) -> float:
     """Write the data sets of a task to a directory, and return the mean return of the demonstrator's episodes."""
-    env, expert = TASKS[task][0], demonstrator_of(TASKS[task][0], seed)
-    data = record_dataset(expert, folder / "expert.npz", seed=seed,
-                          num_episodes=NUM_MIXED if task == "mixed" else NUM_EPISODES)
+    env, expert = TASKS[task][0], demonstrator_of(TASKS[task][0], seed, smoke)
+    number = 2 if smoke else NUM_MIXED if task == "mixed" else NUM_EPISODES
+    data = record_dataset(expert, folder / "expert.npz", seed=seed, num_episodes=number)
     if task == "mixed":
         untrained = prl.train("sac", env, target_steps=0, seed=seed, progress=False)
-        record_dataset(untrained, folder / "untrained.npz", num_episodes=NUM_MIXED, deterministic=False, seed=seed)
+        record_dataset(untrained, folder / "untrained.npz", num_episodes=number, deterministic=False, seed=seed)
     return float(data.returns.mean())
 
 
-def run(task: str, name: str, folder: Path, seed: int) -> dict[str, object]:
+def run(task: str, name: str, folder: Path, seed: int, smoke: bool) -> dict[str, object]:
     """Train one agent from the data in a directory, and return its figures."""
     start = time.process_time()
-    agent = prl.train(name, TASKS[task][0], dataset=folder, seed=seed, progress=False, target_steps=UPDATES[name])
+    agent = prl.train(name, TASKS[task][0], dataset=folder, seed=seed, progress=False,
+                      target_steps=20 if smoke else UPDATES[name])
     cpu_s = time.process_time() - start
     return {"task": task, "algorithm": name, "seed": seed, "updates": agent.summary["updates"],
             "data": float(read_dataset(folder).returns.mean()), "return": agent.evaluate(NUM_TESTS).return_mean,
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--data-seed", type=int, default=1, help="seed of the demonstrator and of its episodes")
     parser.add_argument("--table", metavar="FILE", help="print a table of the lines in this file, and train nothing")
+    parser.add_argument("--smoke", action="store_true", help="few steps, episodes and updates, as a test")
     args = parser.parse_args()
     if args.table:
         print(table([json.loads(line) for line in Path(args.table).read_text(encoding="utf-8").splitlines()]))
@@ -89,10 +91,10 @@ def main() -> None:
     for task in args.tasks:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            demonstrator = record(task, folder, args.data_seed)
+            demonstrator = record(task, folder, args.data_seed, args.smoke)
             for seed, algorithm in product(args.seeds, TASKS[task][1]):
                 if algorithm in args.algorithms:
-                    result = run(task, algorithm, folder, seed)
+                    result = run(task, algorithm, folder, seed, args.smoke)
                     print(json.dumps({**origin(), "demonstrator": demonstrator, **result}), flush=True)
 
 

@@ -202,6 +202,8 @@ def pytest_configure(config):
 class FakeScheme:
     """A scheme without workers: each step "collects" and uses `steps_per_update` env steps."""
 
+    learns_offline = False
+
     def __init__(self, *, steps_per_update=10, on_step=None, on_start=None, can_test=True):
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
         self.seed, self.version, self.used = 7, 0, 0

@@ -306,7 +306,7 @@ class BatchSource:
                 advantage_moments = self._group.gather_moments(self._storage.advantage_moments())
         if advantage_moments is not None:
             self._storage.normalize_by(advantage_moments)
-        own = self._source.batches()
+        own = self._source.own_batches()
         self._batches = self._algo.batches(self._storage) if own is None else own
         if self.staging is not None and self._draws_ahead:
             self._batches = self.staging.ahead(self._batches)

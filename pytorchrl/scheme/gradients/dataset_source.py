@@ -71,7 +71,7 @@ class DatasetSource(TrainBatchSource):
         return TrainBatch([QueuedRollout(Rollout(rollout, header), worker.version)], uses=1)
 
     @override
-    def batches(self) -> Iterator[Batch]:
+    def own_batches(self) -> Iterator[Batch]:
         """Return batches of random transitions."""
         drawn: Iterator[Batch] = self._worker.storage.generate_batches(
             self._num_batches, self._worker.algo.mini_batch_size)

@@ -71,7 +71,7 @@ class TrainBatchSource(ABC):
     def take(self) -> TrainBatch:
         """Wait for the next train batch, increase its `uses` by 1 (except with replay shards), and return it."""
 
-    def batches(self) -> Iterator[Batch] | None:
+    def own_batches(self) -> Iterator[Batch] | None:
         """Return the batches of the train batch in the storage; None: the algorithm decides which batches are due."""
         return None
 

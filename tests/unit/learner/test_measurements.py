@@ -119,7 +119,8 @@ def test_the_progress_line_has_the_newest_evaluation(scheme):
 def target_of(steps, communication="synchronous", **options):
     settings = {"col_communication": communication, "grad_communication": communication}
     algorithm = SimpleNamespace(options=SimpleNamespace(**options))
-    return Target(SimpleNamespace(settings=settings, agent=SimpleNamespace(algo_factory=algorithm)), steps)
+    agent = SimpleNamespace(algo_factory=algorithm)
+    return Target(SimpleNamespace(settings=settings, learns_offline=False, agent=agent), steps)
 
 
 def ledger(collected, consumed_unique, consumed, nan=0):

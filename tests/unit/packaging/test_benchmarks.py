@@ -45,6 +45,7 @@ QUICK = {
     "lag.py": "--seeds 1 --steps 500",
     "message_paths.py": "",
     "mutations.py": "--list",
+    "offline.py": "--tasks cartpole --seeds 1 --smoke",
     "option_path.py": "",
     "many_envs.py": "--envs 8 --kinds tensors --seconds 0.1",
     "memory.py": "--steps 600 --every 100 --runtimes threads --algorithms ppo",
