@@ -17,7 +17,9 @@ from pytorchrl import (
     DDPG,
     DQN,
     IMPALA,
+    MPO,
     PPO,
+    PQN,
     R2D2,
     SAC,
     TD3,
@@ -84,11 +86,11 @@ class Case(NamedTuple):
 
 def on_policy(obs, action, algorithm=PPO, *, mask=False, actor=(), settings=(), **options):
     """Return the case of an algorithm that learns from rollouts."""
-    envs = _envs(obs, action, mask)
+    envs, kind = _envs(obs, action, mask), QActor if algorithm is PQN else OnPolicyActor
     storage = VTraceBuffer if algorithm in (IMPALA, APPO) else GAEBuffer
     return Case((
         algorithm.create_factory(**options),
-        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, **_sizes(obs), **dict(actor)),
+        kind.create_factory(envs.observation_space, envs.action_space, **_sizes(obs), **dict(actor)),
         storage.create_factory(12), envs), dict(settings))
 
 
@@ -152,6 +154,10 @@ AGENTS = {
     "SAC, discrete": replay("box", "number", SAC),
     "SAC, discrete, mask": replay("dict", "number", SAC, mask=True),
     "SAC, shards": replay("box", "real", SAC, settings=SHARDS),
+    "MPO": replay("box", "real", MPO, actor={"policy": "gaussian"}),
+    "MPO, discrete, mask": replay("dict", "number", MPO, mask=True),
+    "PQN, mask": on_policy("box", "number", PQN, mask=True, actor={"norm": "layer"}, initial_epsilon=0.0,
+                           final_epsilon=0.0),
     "DDPG, correlated noise": replay("box", "real", DDPG, actor=DETERMINISTIC, noise="ou"),
     "TD3": replay("box", "real", TD3, actor=DETERMINISTIC),
     # Only a GPU draws random actions that are not used, so an agent with few of them draws other numbers there.
