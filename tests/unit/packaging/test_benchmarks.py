@@ -63,6 +63,7 @@ LONGER = {
     "damage.py": "--cases 5 --every 1000",
     "digests.py": "",
     "hangs.py": "--limit 0.3 --calls step --runtimes threads",
+    "pairs.py": "--algorithms ddpg --sample 1",
     "microbatch.py": "--steps 64 --microbatch-sizes 0,32 --updates 1",
     "ranks.py": "--ranks 1,2 --seconds 0.3 --sleep-ms 1 --kills 0 --runtime threads",
     "soak.py": "--minutes 0.02 --runtime threads --workers 2 --sample-every 0.2",
