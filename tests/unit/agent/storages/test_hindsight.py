@@ -320,3 +320,27 @@ def test_links_in_a_circle_do_not_hang(build_replay):
     batch = other.sample(60)
     goals = dict(zip(batch.action.tolist(), batch.obs["desired_goal"][:, 0].tolist(), strict=True))
     assert goals == {0: -1.0, 1: -1.0, 2: 3.25, 3: 3.25}
+
+
+def goals_by_source(storage):
+    """Return the goals of transitions with actions below 100 and of the others, each as a set."""
+    batch = storage.sample(400)
+    is_other, goal = batch.action.numpy() >= 100, batch.obs["desired_goal"][:, 0].numpy()
+    return set(goal[~is_other].tolist()), set(goal[is_other].tolist())
+
+
+def test_rows_that_overwrite_an_episode_lend_it_no_goals(build_replay):
+    """Overwrite the first steps of an episode, after its end and while it runs, by another collector's steps."""
+    build = lambda: build_replay(  # noqa: E731
+        ReplayBuffer, 6, relabel="episode", relabel_share=1.0, goal_reward=is_reached)
+    finished, running = build(), build()
+    finished.insert_data_slice([episodes([4]), episodes([4], first=100.0)], sources=["one", "other"])
+    assert goals_by_source(finished) == ({2.5, 3.25}, {100.5, 101.5, 102.5, 103.25})
+
+    running.insert_data_slice([episodes([4], is_over=False)], sources=["one"])
+    for first in (100.0, 110.0):
+        running.insert_data_slice([episodes([2], first=first)], sources=["other"])
+    end = episodes([1], first=4.0)
+    end.done[0] = False
+    running.insert_data_slice([end], sources=["one"])
+    assert goals_by_source(running) == ({3.5, 4.25}, {100.5, 101.25, 110.5, 111.25})
