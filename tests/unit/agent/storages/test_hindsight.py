@@ -344,3 +344,13 @@ def test_rows_that_overwrite_an_episode_lend_it_no_goals(build_replay):
     end.done[0] = False
     running.insert_data_slice([end], sources=["one"])
     assert goals_by_source(running) == ({3.5, 4.25}, {100.5, 101.25, 110.5, 111.25})
+
+    unfinished = build()
+    unfinished.insert_data_slice([episodes([6])], sources=["one"])
+    unfinished.insert_data_slice([episodes([3], first=100.0, is_over=False)], sources=["other"])
+    assert goals_by_source(unfinished) == ({3.5, 4.5, 5.25}, {-1.0})
+
+    restarted = build()
+    restarted.insert_data_slice([episodes([2], is_over=False)], sources=["one"])
+    restarted.insert_data_slice([episodes([2], first=100.0)], sources=["one"])
+    assert goals_by_source(restarted) == ({-1.0}, {100.5, 101.25})
