@@ -1,6 +1,6 @@
 """Sphinx directives that generate the tables of options and flags from the code, so that the tables stay up to date.
 
-`{option-table} PPO` lists the fields of `pytorchrl.PPO.Options`, `{option-table} Scheme` the keyword arguments of
+`{option-table} PPO` lists the fields of `PPO.Options`, `{option-table} Scheme` the keyword arguments of
 `Scheme`, and `{option-table} train` the options of `train` that belong to no class. `{option-index}` lists all options
 of these tables from A to Z, with links. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, in groups.
 `{names-table} a-l` lists the names of options in other libraries that begin with these letters, and the corresponding
@@ -26,6 +26,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 import pytorchrl
+from pytorchrl.agent import algorithms
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.agent.algorithms.variants import VARIANTS
 from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere, of_other_libraries
@@ -51,7 +52,7 @@ class OptionTable(SphinxDirective):
             specs = _declared()[1].values()
             anchors = self._anchors(name, [(spec.name,) for spec in specs])
             return [_table(_HEADS, _WIDTHS, map(_train_row, specs), anchors)]
-        cls = getattr(pytorchrl, name)
+        cls = getattr(pytorchrl if name in pytorchrl.__all__ else algorithms, name)
         fields = dataclasses.fields(cls.Options)
         names = [tuple(dict.fromkeys((field.name, _declared()[0].get((cls, field.name), field.name))))
                  for field in fields]
