@@ -26,7 +26,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 import pytorchrl
-from pytorchrl.agent import algorithms
+from pytorchrl.agent import actors, algorithms, storages
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.agent.algorithms.variants import VARIANTS
 from pytorchrl.agent.names_elsewhere import HOMES, Here, elsewhere, of_other_libraries
@@ -36,6 +36,12 @@ from pytorchrl.scheme.options.settings import LEVELS, declaration_of, default_of
 from pytorchrl.training.composition import OptionSpec, option_specs
 
 _HEADS, _WIDTHS = ("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45)
+
+
+def _class(name: str) -> Any:
+    """Return the class of a part, also of one that has no name at the top level."""
+    places = [place for place in (pytorchrl, actors, algorithms, storages) if hasattr(place, name)]
+    return getattr(places[0], name)
 
 
 class OptionTable(SphinxDirective):
@@ -52,7 +58,7 @@ class OptionTable(SphinxDirective):
             specs = _declared()[1].values()
             anchors = self._anchors(name, [(spec.name,) for spec in specs])
             return [_table(_HEADS, _WIDTHS, map(_train_row, specs), anchors)]
-        cls = getattr(pytorchrl if name in pytorchrl.__all__ else algorithms, name)
+        cls = _class(name)
         fields = dataclasses.fields(cls.Options)
         names = [tuple(dict.fromkeys((field.name, _declared()[0].get((cls, field.name), field.name))))
                  for field in fields]
@@ -74,7 +80,7 @@ class OptionTable(SphinxDirective):
     def _anchors(self, owner: str, rows: list[tuple[str, ...]]) -> list[Anchor]:
         """Return the anchors of the rows, and remember them for the list of all options."""
         # Search reads anchors as selectors, in which a dot begins a class.
-        is_main = [owner == "train" or (getattr(pytorchrl, owner), names[0]) in _declared()[0] for names in rows]
+        is_main = [owner == "train" or (_class(owner), names[0]) in _declared()[0] for names in rows]
         anchors = [Anchor(f"{owner}-{names[0]}", names, main) for names, main in zip(rows, is_main, strict=True)]
         found = _options_of(self.env)[self.env.docname]
         found += [(name, owner, anchor.id) for anchor in anchors for name in anchor.entries]
