@@ -123,7 +123,8 @@ class PQN(EpsilonGreedy, RolloutAlgorithm):
             parameters: Current value of each updatable option, by name; see `OnPolicyAlgorithm.terms`.
 
         Returns:
-            The terms of the loss, and measures that are only logged: dictionaries from names to tensors (B,).
+            Two dictionaries from names to tensors (B,). The first contains the terms of the loss, and the second
+            contains measures that are only logged.
         """
         return {"td_loss": 0.5 * (q - batch.ret).square()}, {"q": q.detach()}
 
