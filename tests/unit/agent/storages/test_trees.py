@@ -86,12 +86,12 @@ def test_results_depend_on_the_values_only_and_not_on_the_order_of_changes(capac
 
 
 def test_a_mass_that_rounding_moves_past_the_end_of_its_block_finds_a_value_above_zero():
-    rng = np.random.default_rng(0)
-    values = rng.random(64_000) * (np.arange(64_000) % 32 < 20)  # ids 20 to 31 of each block of 32 are 0
-    tree = tree_of(SumTree, values)
-    ends = np.nextafter(values.reshape(-1, 32).sum(axis=1).cumsum(), 0.0)
-    found = tree.find_prefix(np.concatenate([ends, ends * (1 - 1e-15)]))
-    assert (values[found] > 0).all()
+    first, second, mass = 0.25 - 2.0**-54, 0.75, 1.0 - 2.0**-53
+    assert first + second == 1.0
+    assert mass - first == second  # so the rest of the mass is not less than the sum of the second block
+    tree = SumTree(100)
+    tree.set(np.array([7, 32 + 9]), np.array([first, second]))
+    assert tree.find_prefix(np.array([mass])).tolist() == [32 + 9]
 
 
 def test_last_value_wins_for_repeated_ids():
