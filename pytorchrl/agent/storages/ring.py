@@ -225,9 +225,8 @@ class Ring:
         if len(finals):
             link = link.copy()
             link[tuple(_final_index(rollout).T)] = finals
-        for name, values in columns.items():
+        for name, values in (*columns.items(), ("link", link.T)):
             write_rows(self.columns[name], start, values)
-        write_rows(self.columns["link"], start, link.T)
         written = rows if start + count > self.capacity else slice(start, start + count)
         self.columns["drawable"][written] = False if self._in_sequences else self.columns["valid"][written]
         self.columns["broken"][written] = self.columns["used"][written] = False

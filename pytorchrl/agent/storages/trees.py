@@ -48,7 +48,8 @@ class _Tree:
         if capacity < 1:
             raise ArgumentError(f"capacity must be >= 1, got {capacity}")
         self.capacity = capacity
-        self._levels, num_nodes = [], capacity
+        self._levels: list[_Level] = []
+        num_nodes = capacity
         while num_nodes > _MAX_TOP or not self._levels:
             self._levels.append(_Level(num_nodes, self._neutral))
             num_nodes = self._levels[-1].num_blocks
