@@ -41,9 +41,9 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
     ],
     "the state of collectors that are gone": [
         ("agent/storages/ring.py", "agent/storages/test_ring.py agent/storages/test_replay.py", [
-            (".ids.max() >", ".ids.min() >"),
-            (") >= self.first", ") > self.first"),
-            ("if head.ids.max() >= self.first", ""),
+            (".ids[-1] >", ".ids[0] >"),
+            ("] >= self.first", "] > self.first"),
+            ("if head.ids[-1] >= self.first", ""),
             ("  self._heads = {source: _Head", "  self._heads |= {source: _Head"),
             ("pop(source, None", "get(source", "only the order of the sources differs"),
             (" or len(head.ids) != len(rows)", ""),
@@ -65,8 +65,8 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
         ("agent/storages/per.py",
          "agent/storages/test_per.py agent/storages/test_replay.py -k collectors or reset or nothing", [
             ("self.priority_sums.clear()", "pass"),
-            ("self.priority_minima.clear()", "pass"),
-            (".clear()\n\n  ", ".clear()\n        self._max_priority = _FIRST_PRIORITY\n\n  "),
+            ('self.__dict__.pop("priority_minima", None)', "pass"),
+            ("sums.clear()\n", "sums.clear()\n        self._max_priority = _FIRST_PRIORITY\n"),
             (" if self.num_items else 0.0", ""),
         ]),
         ("agent/storages/sequences.py", "agent/storages/test_sequences.py -k reset or gone", [
@@ -83,7 +83,7 @@ KINDS: dict[str, list[tuple[str, str, list[tuple[str, str] | tuple[str, str, str
     ],
     "counts of transitions with reset steps": [
         ("agent/storages/ring.py", "agent/storages/test_replay.py -k reset_steps or list_implementation", [
-            ("(valid & ~column", "(~column"),
+            ("valid > column", "~column"),
             ("-= num_valid\n  ", "-= count\n  "),
             ('inserted"] += num_valid\n      ', 'inserted"] += count\n      '),
             ('resident"] += num_valid\n      ', 'resident"] += count\n      '),

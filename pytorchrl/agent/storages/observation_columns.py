@@ -118,10 +118,16 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
 
     After the last row of the column, writing continues at row 0.
     """
-    count, capacity = values.shape[0] * values.shape[1], len(column)
+    num_envs, num_steps = values.shape[:2]
+    count, capacity = num_envs * num_steps, len(column)
     end = start + count
     if end <= capacity:
-        column[start:end].reshape(values.shape)[...] = values
+        if num_envs == 1:  # the next two cases are faster special cases of the third one
+            column[start:end] = values[0]
+        elif num_steps == 1:
+            column[start:end] = values[:, 0]
+        else:
+            column[start:end].reshape(values.shape)[...] = values
         return
     flat = values.reshape(count, *values.shape[2:])
     column[start:] = flat[:capacity - start]

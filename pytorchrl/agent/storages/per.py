@@ -59,7 +59,8 @@ class PERBuffer(ReplayBuffer):
         self._max_priority = _FIRST_PRIORITY
         self._num_stale = 0
 
-    # The trees are created on first use, because a collector's storage does not need them.
+    # The trees are created on first use, because a collector's storage does not need them. Without shards, and with
+    # `weight_norm="batch"`, nothing reads the minima.
 
     @functools.cached_property
     def priority_sums(self) -> SumTree:
@@ -69,7 +70,10 @@ class PERBuffer(ReplayBuffer):
     @functools.cached_property
     def priority_minima(self) -> MinTree:
         """Minimum tree with the priority p of each row of the ring buffer."""
-        return MinTree(self.options.size)
+        minima = MinTree(self.options.size)
+        rows = np.arange(self.ring.num_used)
+        minima.set(rows, _positive(self.priority_sums.get(rows)))
+        return minima
 
     @property
     def mass(self) -> float:
@@ -150,10 +154,11 @@ class PERBuffer(ReplayBuffer):
         """Evict all transitions, but keep the largest priority so far."""
         super().reset()
         self.priority_sums.clear()
-        self.priority_minima.clear()
+        self.__dict__.pop("priority_minima", None)
 
     def _inserted(self, inserted: Inserted) -> None:
-        self._set_leaves(inserted.broken, 0.0)
+        if len(inserted.broken):
+            self._set_leaves(inserted.broken, 0.0)
         valid = self.ring.columns["drawable"][inserted.rows]
         priorities: float | np.ndarray = self._max_priority
         if inserted.errors is not None:
@@ -189,7 +194,8 @@ class PERBuffer(ReplayBuffer):
 
     def _set_leaves(self, rows: np.ndarray, leaves: np.ndarray | float) -> None:
         self.priority_sums.set(rows, leaves)
-        self.priority_minima.set(rows, np.where(np.asarray(leaves) > 0.0, leaves, np.inf))
+        if "priority_minima" in self.__dict__:
+            self.priority_minima.set(rows, _positive(leaves))
 
     def _contents(self) -> StateDict:
         # If nothing was ever inserted, there are no priorities, and reading `priority_sums` would allocate the tree.
@@ -205,6 +211,11 @@ class PERBuffer(ReplayBuffer):
         if len(contents["leaves"]):
             self._set_leaves(np.arange(len(contents["leaves"])), contents["leaves"])
         self._max_priority, self._num_stale = contents["max_priority"], contents["num_stale"]
+
+
+def _positive(leaves: np.ndarray | float) -> np.ndarray:
+    """Return priorities as values of the tree of minima: infinity instead of 0, which marks a row without an item."""
+    return np.where(np.asarray(leaves) > 0.0, leaves, np.inf)
 
 
 def _array(values: object) -> np.ndarray:

@@ -225,11 +225,10 @@ class Ring:
         if len(finals):
             link = link.copy()
             link[tuple(_final_index(rollout).T)] = finals
-        drawable = np.zeros_like(columns["valid"]) if self._in_sequences else columns["valid"]
-        for name, values in {**columns, "link": link.T, "drawable": drawable}.items():
+        for name, values in (*columns.items(), ("link", link.T)):
             write_rows(self.columns[name], start, values)
-        # NumPy indexes faster by slices than by arrays.
         written = rows if start + count > self.capacity else slice(start, start + count)
+        self.columns["drawable"][written] = False if self._in_sequences else self.columns["valid"][written]
         self.columns["broken"][written] = self.columns["used"][written] = False
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
@@ -261,19 +260,22 @@ class Ring:
         if count <= 0:
             return _NO_ROWS
         column, start = self.columns, self.first % self.capacity
-        rows = (start + np.arange(count)) % self.capacity
+        rows: slice | np.ndarray = slice(start, start + count)  # NumPy indexes faster by slices than by arrays
+        if start + count > self.capacity:
+            rows = np.arange(start, start + count) % self.capacity
         valid, link = column["valid"][rows], column["link"][rows]
         num_valid = int(np.count_nonzero(valid))
         self.counters["evicted"] += num_valid
         self.counters["resident"] -= num_valid
-        self.counters["evicted_unused"] += int(np.count_nonzero(valid & ~column["used"][rows]))
+        self.counters["evicted_unused"] += int(np.count_nonzero(valid > column["used"][rows]))
         self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
-        for leaf in self.observations.values():
-            leaf.free(rows)
+        if self._has_stacks:
+            for leaf in self.observations.values():
+                leaf.free(np.arange(start, start + count) % self.capacity)
         self._release(link[link < 0])
         self.first += count
-        self._heads = {source: head for source, head in self._heads.items() if head.ids.max() >= self.first}
-        return self._break(link[link >= 0], start, count)
+        self._heads = {source: head for source, head in self._heads.items() if head.ids[-1] >= self.first}
+        return self._break(link[link >= 0], start, count) if self._has_stacks else _NO_ROWS
 
     def clear(self) -> None:
         """Evict all rows. The memory stays allocated, and the ids of the evicted rows are not used again."""
@@ -520,6 +522,8 @@ class Ring:
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
+        if not np.count_nonzero(same):
+            return np.zeros(len(rows), dtype=np.int64)
         for name, leaf in self.observations.items():
             equal = leaf.take(head.places) == leaves[name][0]
             if np.count_nonzero(equal) < equal.size:

@@ -130,6 +130,7 @@ def test_errors_of_collectors_raise_the_largest_priority_so_far(per):
     storage.insert_data_slice([with_errors(steps(1, first=20), [1.0])])
     storage.insert_data_slice([steps(1, first=30)])
     np.testing.assert_allclose(storage.priority_sums.get(np.arange(3, 6)), [3.0, 1.0, 3.0])
+    assert storage.min_priority == pytest.approx(0.5)
     storage.reset()  # keeps the largest priority, but no priorities
     assert (storage.mass, storage.min_priority) == (0.0, np.inf)
     storage.insert_data_slice([steps(2, first=40)])

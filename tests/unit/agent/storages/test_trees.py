@@ -60,6 +60,40 @@ def test_trees_agree_with_plain_arrays_through_random_changes(capacity):
                 assert prefix[found] - 1e-9 <= m < prefix[found + 1] + 1e-9
 
 
+@pytest.mark.parametrize("capacity", [2048, 2049, 65_536, 65_537, 100_000])  # one or two levels below the highest one
+def test_results_depend_on_the_values_only_and_not_on_the_order_of_changes(capacity):
+    rng = np.random.default_rng(capacity)
+    sums, minima, plain = SumTree(capacity), MinTree(capacity), np.zeros(capacity)
+    for count in (capacity, 3, 700, 1, 64, 5000):
+        ids = rng.choice(capacity, min(count, capacity), replace=False)
+        plain[ids] = rng.random(len(ids)) * rng.integers(0, 2, len(ids))
+        sums.set(ids, plain[ids])
+        minima.set(ids, plain[ids])
+        if count != 700:  # results are read after some of the changes
+            assert sums.total == tree_of(SumTree, plain).total == pytest.approx(plain.sum())
+            assert minima.smallest == plain.min()
+    prefix = np.concatenate([[0.0], plain.cumsum()])
+    mass = np.concatenate([rng.random(500) * prefix[-1], prefix[rng.integers(0, capacity, 100)], [prefix[-1], np.inf]])
+    found = sums.find_prefix(mass)
+    np.testing.assert_array_equal(found, tree_of(SumTree, plain).find_prefix(mass))
+    assert (plain[found] > 0).all()
+    assert (prefix[found] - 1e-9 <= mass).all()
+    assert (mass[:-1] < prefix[found[:-1] + 1] + 1e-9).all()
+    assert found[-1] == np.flatnonzero(plain)[-1]
+    for start, end in np.sort(rng.integers(0, capacity + 1, (20, 2))):
+        assert sums.reduce(start, end) == pytest.approx(plain[start:end].sum(), abs=1e-9)
+        assert minima.reduce(start, end) == plain[start:end].min(initial=np.inf)
+
+
+def test_a_mass_that_rounding_moves_past_the_end_of_its_block_finds_a_value_above_zero():
+    first, second, mass = 0.25 - 2.0**-54, 0.75, 1.0 - 2.0**-53
+    assert first + second == 1.0
+    assert mass - first == second  # so the rest of the mass is not less than the sum of the second block
+    tree = SumTree(100)
+    tree.set(np.array([7, 32 + 9]), np.array([first, second]))
+    assert tree.find_prefix(np.array([mass])).tolist() == [32 + 9]
+
+
 def test_last_value_wins_for_repeated_ids():
     tree = SumTree(5)
     tree.set(np.array([3, 1, 3, 3]), np.array([1.0, 2.0, 5.0, 7.0]))
