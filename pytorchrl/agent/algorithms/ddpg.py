@@ -68,7 +68,7 @@ class DDPG(OffPolicyActorCritic):
     the n-step return R, the discount DISC and the weight w of each sample. The losses are
     L_q = 1/2 sum_j mean w (Q_j - y)^2 for the critics, and L_pi = -mean Q_1(o, mu(o)) for the policy.
     With `bc_alpha`, the policy also stays close to the stored actions a (TD3+BC, Fujimoto and Gu 2021, equation 5):
-    L_pi = -lambda mean Q_1(o, mu(o)) + mean (mu(o) - a)^2, where lambda = bc_alpha / mean |Q_1(o, mu(o))| has no
+    L_pi = -lambda mean Q_1(o, mu(o)) + mean (mu(o) - a)^2, where lambda = bc_alpha / mean abs(Q_1(o, mu(o))) has no
     gradient.
     With `critic_subset`, the minimum is over a random subset of the critics, and the policy maximizes their mean.
     Lillicrap et al. use one critic (`num_critics=1`). For exploration, noise is added to the actions, whose range is

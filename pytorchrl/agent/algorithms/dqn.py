@@ -41,7 +41,7 @@ class DQN(EpsilonGreedy, ReplayAlgorithm):
 
     If the actor has the option `distribution`, it learns the distribution of the return instead of Q, the mean: the
     target is the distribution of R + DISC * Z_target(o', a*), and `return_distributions` defines the loss of a sample,
-    which also takes the place of |delta| for priorities.
+    which also takes the place of abs(delta) for priorities.
 
     Epsilon follows a schedule; see `EpsilonGreedy`.
     """

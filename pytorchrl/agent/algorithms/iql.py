@@ -27,7 +27,7 @@ class IQL(ReplayAlgorithm):
     All losses use only recorded actions a. With the target networks Q', let q = min_j Q'_j(o, a). The storage provides
     the n-step return R, the discount DISC and the weight w of each sample. There are three losses:
 
-    - L_v = mean w |expectile - 1(u < 0)| u^2, where u = q - V(o), for the value network (equation 5). The larger the
+    - L_v = mean w abs(expectile - 1(u < 0)) u^2, where u = q - V(o), for the value network (equation 5). The larger the
       expectile, the closer V is to the value of the best recorded action.
     - L_q = 1/2 sum_j mean w (Q_j(o, a) - R - DISC V(o'))^2 for the critics (equation 6).
     - L_pi = -mean min(exp(beta (q - V(o))), max_weight) log pi(a|o) for the policy (equation 7). For beta = 0, this is
@@ -89,5 +89,5 @@ class IQL(ReplayAlgorithm):
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
-    """Return |expectile - 1(u < 0)| u^2 for each error u (...,) of a prediction: positive errors weigh more."""
+    """Return abs(expectile - 1(u < 0)) u^2 for each error u (...,) of a prediction: positive errors weigh more."""
     return torch.where(errors < 0, 1 - expectile, expectile) * errors.square()
