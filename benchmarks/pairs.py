@@ -47,11 +47,13 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "dueling": {"dueling": True},
     "noisy": {"noisy": True},
     "double": {"double": False},
+    "norm": {"norm": "layer"},
+    "exact dual": {"dual_solver": "exact"},
     "memory": {"recurrent_net": "gru", "recurrent_size": 8},
     "simba": {"block": "simba", "hidden_sizes": (16, 16), "activation": "relu"},
     "weight decay": {"optimizer": "adamw", "weight_decay": 0.01},
     "goals": {"relabel": "future"},
-    "RND": {"intrinsic": "rnd"},
+    "RND": {"intrinsic_reward": "rnd"},
     "normalized": {"normalize_obs": True},
     "groups": {"obs_groups": {"actor": ["observation"]}},
     "masks": {},
@@ -118,6 +120,8 @@ def pairs(algorithms: list[str]) -> list[tuple[str, str, str, str]]:
     """Return all cases: an algorithm, a kind of actions, and two switches whose options it has and that agree."""
     found = []
     for name in algorithms:
+        if getattr(registered()[name].algorithm, "needs_dataset", False):
+            continue
         known = option_specs(name)
         own = [switch for switch, options in SWITCHES.items() if options.keys() <= known.keys()]
         found += [(name, kind, *pair) for kind in kinds_of(name) for pair in itertools.combinations(own, 2)
@@ -141,6 +145,8 @@ def decide(case: tuple[str, str, str, str]) -> dict[str, Any]:
     without = {"mini_batch_size"} if "num_mini_batch" in known else set()
     if "start_steps" not in known:
         without |= {"replay_size"}
+    if "recurrent_net" not in chosen and name != "r2d2":
+        without |= {"length", "burn_in", "period"}
     known -= without
     options = {**{key: value for key, value in SHORT.items() if key in known}, **chosen, "seed": 1, "progress": False,
                "env_kwargs": {"actions": kind, "masks": "masks" in switches}}

@@ -390,7 +390,8 @@ def batch_of(kind: DataKind, fields: Mapping[str, object]) -> Batch | ReplayBatc
     kinds: dict[DataKind, tuple[type[Batch | ReplayBatch | SequenceBatch], _Fields]] = {
         DataKind.TRANSITIONS: (ReplayBatch, _TRANSITIONS), DataKind.SEQUENCES: (SequenceBatch, _SEQUENCES)}
     cls, tensors = kinds.get(kind, (Batch, _SAMPLES))
-    known = {field.name: field.default for field in dataclasses.fields(cls)}
+    known = {field.name: field.default_factory if field.default is dataclasses.MISSING else field.default
+             for field in dataclasses.fields(cls)}
     values: dict[str, object] = {**dict.fromkeys(_optional_fields(cls)), **({"rhs": {}} if "rhs" in known else {})}
     for name, value in fields.items():
         is_leaf = name in ("obs", "next_obs") and isinstance(value, Tensor)

@@ -375,10 +375,23 @@ def compose_parts(
         # The number of environments does not change their spaces, so no further environment is built for it.
         is_number = of_preset.keys() <= {"vec_env_size"}
         built = [built[0].with_options(**of_preset) if is_number else build(parts["environments"])]
+    chosen = _without_options_of_boxes(preset, chosen, built[0])
+    parts = _divided(specs, chosen)
     agent = _agent(registration, built[0], parts, own)
     problems.found += [replace(problem, text=_in_users_words(problem.text, specs.values())) for problem in own.found]
     problems.ignore(own)
     return Composition(agent, parts["scheme"], parts["learner"], suite, chosen, problems)
+
+
+def _without_options_of_boxes(
+    preset: Mapping[str, object], chosen: dict[str, object], envs: EnvFactory | None,
+) -> dict[str, object]:
+    """Return the options without those of a preset for MPO that need a Box, if the environments have other actions."""
+    if preset.get("policy") != "gaussian" or envs is None or isinstance(
+            getattr(envs, "action_space", None), gym.spaces.Box):
+        return chosen
+    return {name: value for name, value in chosen.items()
+            if name not in ("policy", "sample_action_num") or name not in preset}
 
 
 def _without_collection(

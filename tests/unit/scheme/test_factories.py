@@ -30,7 +30,7 @@ COLLECTORS = CWorkerSet.create_factory((2, 3), *ON_POLICY, ENVS, compress_data_t
 FACTORIES = {
     "VecEnv": ENVS,
     **{owner.__name__: owner.create_factory() for owner in (
-        prl.A2C, prl.APPO, prl.DDPG, prl.IMPALA, prl.R2D2, prl.SAC, prl.TD3)},
+        prl.A2C, prl.APPO, prl.DDPG, prl.IMPALA, prl.MPO, prl.PQN, prl.R2D2, prl.SAC, prl.TD3)},
     "PPO": ON_POLICY[0], "OnPolicyActor": ON_POLICY[1], "GAEBuffer": ON_POLICY[2],
     "DQN": OFF_POLICY[0], "QActor": OFF_POLICY[1], "ReplayBuffer": OFF_POLICY[2],
     "OffPolicyActor": prl.OffPolicyActor.create_factory(SPACE, CONTINUOUS),

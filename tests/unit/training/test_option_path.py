@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "option_path.py"
 
 @pytest.mark.parametrize(("name", "last", "most_files", "most_returns"), [
     ("train(gae_lambda=...)", "pytorchrl/agent/storages/returns.py", 12, 12),
-    ("Scheme(broadcast_interval=...)", "pytorchrl/scheme/collection/weight_broadcast.py", 17, 40)])
+    ("Scheme(broadcast_interval=...)", "pytorchrl/scheme/collection/weight_broadcast.py", 17, 45)])
 def test_an_option_passes_through_few_files(name, last, most_files, most_returns, monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)  # the script imports another module of its folder
     spec = importlib.util.spec_from_file_location("option_path", SCRIPT)

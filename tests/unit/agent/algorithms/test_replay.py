@@ -75,6 +75,7 @@ def test_tables_name_every_option():
         named = LEARNING[kind].keys() | ACTING[kind].keys() | ELSEWHERE
         named |= {"target_entropy_scale"} if cls is SAC else set()
         named |= OU.keys() if cls in (DDPG, TD3) else set()
+        named |= {"drop_atoms"} if cls in (DDPG, TD3, SAC) else set()  # tested in test_distributional
         assert {field.name for field in dataclasses.fields(cls.Options)} == named
 
 

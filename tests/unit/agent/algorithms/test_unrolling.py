@@ -323,7 +323,7 @@ def test_what_does_not_combine_with_memory_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"compile=True.*recurrent_net=None"):
         make("sac", compile=True).compute_gradients(make_batch(make("sac")))
     with pytest.raises(ConfigError, match=r"SAC learns from sequences .*, but ReplayBuffer provides single transitions"
-                                          r".*; storages for SAC: .*SequenceBuffer, UniformSequenceBuffer"):
+                                          r".*; storages for SAC: .*SequenceBuffer"):
         check_fit(SAC.create_factory(), actor(), ReplayBuffer.create_factory(100))
 
 
