@@ -11,6 +11,7 @@ import re
 import pytest
 
 import pytorchrl
+from pytorchrl.agent import algorithms
 from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.agent.names_elsewhere import of_other_libraries
 from pytorchrl.scheme.options.settings import known_keywords
@@ -39,7 +40,7 @@ def test_every_algorithm_has_a_page_with_formulas_and_options(site, name):
     assert "<math" in page
     assert "\\mathbb" not in page  # all formulas are MathML, which needs neither a script nor a network
     assert "mathjax" not in page.lower()
-    options = dataclasses.fields(getattr(pytorchrl, name.upper()).Options)
+    options = dataclasses.fields(getattr(algorithms, name.upper()).Options)
     assert all(f">{field.name}<" in page for field in options)
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import pytorchrl
+from pytorchrl.agent import storages
 from pytorchrl.training.composition import option_specs
 from tests.conftest import ROOT
 
@@ -23,9 +24,10 @@ pytestmark = [pytest.mark.site, pytest.mark.timeout(600), pytest.mark.xdist_grou
 
 MOST_ENTRIES = 34
 MOST_BELOW_ONE_PAGE = 24
-OWNERS = ("Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "R2D2", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor",
-          "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer",
-          "SequenceBuffer", "UniformSequenceBuffer", "RolloutSequenceBuffer", "VecEnv")
+OWNERS = (
+    "Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "PQN", "R2D2", "DDPG", "TD3", "SAC", "MPO", "OnPolicyActor",
+    "QActor", "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer",
+    "SequenceBuffer", "UniformSequenceBuffer", "RolloutSequenceBuffer", "VecEnv")
 # Query -> a pattern of the page with the anchor that must be the first result.
 SEARCHES = {
     "num_envs": "options/environments#VecEnv-vec_env_size", "target_steps": "options/learner#Learner-target_steps",
@@ -129,12 +131,16 @@ def test_every_page_is_in_its_own_sidebar(site):
     assert {page for page in missing if not page.startswith("_modules/")} == others
 
 
+def class_of(owner):
+    return getattr(pytorchrl if hasattr(pytorchrl, owner) else storages, owner)
+
+
 def test_every_option_has_an_anchor_to_which_the_search_leads_first(site, index):
     """The scores of exact main entries, 100, are above those of all other results: names of objects, titles, text."""
     entries = index["indexentries"]
     found = 0
     for owner in OWNERS:
-        for field in dataclasses.fields(getattr(pytorchrl, owner).Options):
+        for field in dataclasses.fields(class_of(owner).Options):
             targets = [(index["docnames"][page], anchor) for page, anchor, _ in entries[field.name.lower()]]
             (page,) = {page for page, anchor in targets if anchor == f"{owner}-{field.name}"}
             assert f'id="{owner}-{field.name}"' in (site / f"{page}.html").read_text(encoding="utf-8")
@@ -150,7 +156,7 @@ def test_every_option_is_in_the_list_from_a_to_z(site):
     assert links >= {*OWNERS, "Scheme", "MultiAgentVecEnv"}
     page = (site / "options/index.html").read_text(encoding="utf-8")
     for owner in OWNERS:
-        for field in dataclasses.fields(getattr(pytorchrl, owner).Options):
+        for field in dataclasses.fields(class_of(owner).Options):
             assert f"#{owner}-{field.name}" in page
 
 
