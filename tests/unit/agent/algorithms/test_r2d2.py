@@ -19,6 +19,7 @@ from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer
 from pytorchrl.errors import ConfigError, NonFiniteDataError
 from tests.unit.agent.algorithms.replay_agents import assert_explores
+from tests.unit.agent.algorithms.test_replay_losses import with_other_targets
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 NUM_ACTIONS, WARM, LENGTH, N_STEP, COUNT = 4, 3, 5, 2, 6
@@ -55,12 +56,7 @@ def make(net="gru", actor=None, seed=2, **options):
     """Return an algorithm whose target network differs from the online network."""
     built = QActor.create_factory(SPACE, gym.spaces.Discrete(NUM_ACTIONS), **{
         "hidden_sizes": (5,), "recurrent_net": net, "recurrent_size": 6, "dueling": True, **(actor or {})})(seed=seed)
-    algorithm = R2D2.create_factory(**{"start_steps": 0, **options})(actor=built, seed=5)
-    noise = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for parameter in algorithm.targets["q"].parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise))
-    return algorithm
+    return with_other_targets(R2D2.create_factory(**{"start_steps": 0, **options})(actor=built, seed=5))
 
 
 def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):

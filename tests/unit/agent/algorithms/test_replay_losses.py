@@ -42,7 +42,11 @@ def make_batch(is_discrete, masked=False, seed=3):
 def make(cls, actor_class, space, actor=None, **options):
     """Return an algorithm whose target networks differ from its online networks."""
     built = actor_class.create_factory(SPACE, space, **{**SMALL, **(actor or {})})(seed=2)
-    algorithm = cls.create_factory(**options)(actor=built, seed=5)
+    return with_other_targets(cls.create_factory(**options)(actor=built, seed=5))
+
+
+def with_other_targets(algorithm):
+    """Change the target networks of an algorithm at random, and return the algorithm."""
     noise = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for target in algorithm.targets.values():

@@ -17,6 +17,7 @@ from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.noise import standard_normal
 from pytorchrl.agent.storages import ReplayBuffer
 from pytorchrl.errors import ConfigError, ContractError
+from tests.unit.agent.algorithms.test_replay_losses import with_other_targets
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
@@ -31,13 +32,7 @@ def make(kind, net="gru", **options):
     cls, space, of_actor = KINDS[kind]
     actor = OffPolicyActor.create_factory(
         SPACE, space, hidden_sizes=(5,), recurrent_net=net, recurrent_size=4, **of_actor)(seed=2)
-    algorithm = cls.create_factory(start_steps=0, **options)(actor=actor, seed=5)
-    noise = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for target in algorithm.targets.values():
-            for parameter in target.parameters():
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=noise))
-    return algorithm
+    return with_other_targets(cls.create_factory(start_steps=0, **options)(actor=actor, seed=5))
 
 
 def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):
