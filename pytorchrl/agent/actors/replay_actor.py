@@ -220,9 +220,8 @@ class ContinuousQNet(nn.Module):
         super().__init__()
         # `layers` has the hidden layers
         self.trunk = replay_trunk(options, generator, hidden_sizes=(), spaces=spaces)
-        critic, sizes = critic or CriticOptions(), options.hidden_sizes
-        inputs, sizes = self.trunk.out_features + action_size, (
-            sizes if critic.critic_hidden_sizes is None else critic.critic_hidden_sizes)
+        critic, inputs = critic or CriticOptions(), self.trunk.out_features + action_size
+        sizes = options.hidden_sizes if critic.critic_hidden_sizes is None else critic.critic_hidden_sizes
         self.layers = (vector_network(inputs, sizes, options.activation, options.block, generator) if critic.is_plain
                        else CriticLayers(inputs, sizes, options.activation, critic, generator))
         default_init(self.layers, generator)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pytorchrl.agent.actors.off_policy_actor import critic_scores
+from pytorchrl.agent.actors.off_policy_actor import critic_scores, values_of
 from pytorchrl.agent.actors.value_actor import ValueActor
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
@@ -85,7 +85,7 @@ class IQL(ReplayAlgorithm):
         if not self.actor.is_discrete:
             return critic_scores(critics, obs, action)
         scores = critic_scores(critics, obs)
-        return scores.gather(-1, action.expand(len(scores), -1).unsqueeze(-1)).squeeze(-1)
+        return values_of(scores, action)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:
