@@ -23,6 +23,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+import numpy as np
 from results import origin
 
 from pytorchrl import linear, train
@@ -52,8 +54,34 @@ class Case(NamedTuple):
     published: str = ""
     seeds: int = 5
 
+    @property
+    def env_name(self) -> str:
+        """Id of the environment, with its wrapper."""
+        return f"{self.env}, velocity hidden" if "wrappers" in self.options else self.env
+
+
+class WithoutVelocity(gym.ObservationWrapper):
+    """A wrapper of Pendulum that leaves out the velocity, which only several observations show."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        """Return the cosine and the sine of the angle."""
+        return observation[:2]
+
 
 _SIMBA = "mean and sd of 10 seeds, results of SimbaV2"
+_NARROW = {"critic_hidden_sizes": (256, 256)}
+_PUBLISHED = {
+    ("qrdqn", "CartPole-v1"): "386 ± 64 (sb3-contrib)", ("qrdqn", "Acrobot-v1"): "-73 ± 2 (sb3-contrib)",
+    ("qrdqn", "LunarLander-v3"): "168 ± 39 (sb3-contrib, v2)", ("c51", "CartPole-v1"): "481 ± 21 (CleanRL, 500k steps)",
+    ("c51", "Acrobot-v1"): "-88 ± 6 (CleanRL, 500k steps)"}
+_DISCRETE = {
+    "num_steps": 4, "update_every": 4, "num_updates": 2, "replay_size": 50_000, "start_steps": 1000, "gamma": 0.98,
+    "mini_batch_size": 128, "hidden_sizes": (64, 64), "lr_q": 1e-3, "lr_pi": 1e-3}
+_HIDDEN = {"wrappers": (WithoutVelocity,)}
 _PPO = {"normalize_obs": False, "normalize_reward": False}
 CASES = {
     "ppo-cartpole": Case("ppo", "CartPole-v1", 100_000, {
@@ -76,6 +104,26 @@ CASES = {
     "sac-walker2d": Case("sac", "Walker2d-v4", 100_000, {}, f"690 ({_SIMBA})"),
     "td3-halfcheetah": Case("td3", "HalfCheetah-v4", 100_000),
     "td3-walker2d": Case("td3", "Walker2d-v4", 100_000),
+    "crossq-halfcheetah": Case("crossq", "HalfCheetah-v4", 100_000, _NARROW, f"8,112 ± 944 (2,048 units; {_SIMBA})"),
+    "crossq-walker2d": Case("crossq", "Walker2d-v4", 100_000, _NARROW, f"3,914 (2,048 units; {_SIMBA})"),
+    "sac200k-halfcheetah": Case("sac", "HalfCheetah-v4", 200_000, {}, f"7,679 ± 898 ({_SIMBA})"),
+    "droq-halfcheetah": Case("droq", "HalfCheetah-v4", 25_000, seeds=3),
+    "sac-bipedalwalker": Case("sac", "BipedalWalker-v3", 300_000, seeds=3),
+    "tqc-bipedalwalker": Case("tqc", "BipedalWalker-v3", 300_000, seeds=3),
+    **{f"{name}-{env.partition('-')[0].lower()}": Case(name, env, steps, {}, _PUBLISHED.get((name, env), ""))
+       for env, steps in (("CartPole-v1", 100_000), ("Acrobot-v1", 100_000), ("LunarLander-v3", 250_000))
+       for name in ("dqn", "c51", "qrdqn", "rainbow")},
+    "pqn-cartpole": Case("pqn", "CartPole-v1", 500_000, {}, "495 ± 7 (CleanRL)"),
+    "pqn-acrobot": Case("pqn", "Acrobot-v1", 500_000, {}, "-96 ± 6 (CleanRL)"),
+    "pqn-lunarlander": Case("pqn", "LunarLander-v3", 500_000),
+    **{f"{name}-cartpole": Case(name, "CartPole-v1", 100_000) for name in ("a2c", "impala", "appo", "r2d2")},
+    "sac-cartpole": Case("sac", "CartPole-v1", 100_000, _DISCRETE),
+    **{f"{name}-pendulum": Case(name, "Pendulum-v1", 20_000) for name in ("sac", "td3", "ddpg", "mpo")},
+    "sac+simba-pendulum": Case("sac", "Pendulum-v1", 20_000, {
+        "block": "simba", "hidden_sizes": (64,), "normalize_obs": True, "optimizer": "adamw"}),
+    "sac+gru-hidden": Case("sac", "Pendulum-v1", 20_000, {
+        **_HIDDEN, "recurrent_net": "gru", "recurrent_size": 64, "update_every": 4, "num_updates": 1}),
+    "sac-hidden": Case("sac", "Pendulum-v1", 20_000, _HIDDEN),
 }
 
 
@@ -105,7 +153,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
         eval_every=case.steps // POINTS, eval_episodes=EPISODES, **case.options)
     seconds = time.process_time() - start
     final = agent.evaluate(20, seed=seed)
-    return {"case": name, "algorithm": case.algorithm, "env": case.env, "seed": seed,
+    return {"case": name, "algorithm": case.algorithm, "env": case.env_name, "seed": seed,
             "env_steps": agent.summary["env_steps"], "updates": agent.summary["updates"], "cpu_s": round(seconds, 1),
             "eval_return": round(final.return_mean, 2), "eval_std": round(final.return_std, 2),
             "train_return": round(agent.summary["return_mean"], 2), "published": case.published, "curve": curve.points}
@@ -126,7 +174,7 @@ def main() -> None:
         return
     if options.list:
         for name, case in CASES.items():
-            print(f"{name:22} {case.env:18} {case.steps:9,} steps, {case.seeds} seeds  {case.published}")
+            print(f"{name:22} {case.env_name:28} {case.steps:9,} steps, {case.seeds} seeds  {case.published}")
         return
     end = time.monotonic() + 3600 * options.hours
     wanted = {name: options.seeds or range(1, CASES[name].seeds + 1) for name in options.cases}
