@@ -1,0 +1,178 @@
+"""Compare PPO with memory with RecurrentPPO of sb3-contrib: env steps per second of processor time.
+
+    python benchmarks/recurrent.py [--contrib-python VENV/bin/python] [--tasks cartpole pendulum]
+        [--sides gru lstm sb3_contrib] [--rounds 5]
+
+The environments do not show velocities. All programs use 8 environments x 128 steps, 10 epochs x 4 minibatches of 256
+steps, a fully connected layer of 64 and a memory of 64 units, both for the policy and for the value; these are the
+numbers of the preset. A minibatch of this library consists of two whole sequences. One of sb3-contrib, which cuts
+sequences at the starts of episodes and pads them, consists of 256 consecutive steps. sb3-contrib has the layer behind
+the memory, this library has it before.
+
+The side `carried` is `lstm` with sequences of 16 steps (`sequence_length=16`). Each program runs in its own process
+with one thread. In each round, the programs take turns of `--rollouts` rollouts, so that a change of the machine's
+speed affects all of them. Imports and the first turn are not measured. The script prints one line of JSON per task, and
+asserts nothing. Without sb3-contrib, its entry is "missing".
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+ENVS, STEPS, EPOCHS, MINIBATCHES, UNITS = 8, 128, 10, 4, 64
+TASKS = {"cartpole": ("CartPole-v1", (0, 2)), "pendulum": ("Pendulum-v1", (0, 1))}
+"""Name -> id of the environment, and entries of an observation that are shown."""
+OURS: dict[str, dict[str, Any]] = {"gru": {}, "lstm": {}, "carried": {"sequence_length": 16}}
+OTHER = "sb3_contrib"
+
+
+class Shown(gym.ObservationWrapper[Any, Any, Any]):
+    """Show some entries of each observation."""
+
+    def __init__(self, env: Any, entries: tuple[int, ...]) -> None:
+        """Restrict the space of observations to `entries`."""
+        super().__init__(env)
+        space = env.observation_space
+        self._entries = list(entries)
+        self.observation_space = gym.spaces.Box(space.low[self._entries], space.high[self._entries], dtype=np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        """Return the entries that are shown."""
+        return observation[self._entries]
+
+
+def make(task: str) -> Any:
+    """Make an environment of a task."""
+    name, entries = TASKS[task]
+    return Shown(gym.make(name), entries)
+
+
+def ours(task: str, side: str) -> Callable[[], object]:
+    """Return a function that collects one rollout and learns from it with this library."""
+    from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+
+    envs = VecEnv.create_factory(make, {"task": task}, vec_env_size=ENVS)
+    actor = OnPolicyActor.create_factory(
+        envs.observation_space, envs.action_space, hidden_sizes=(UNITS,), recurrent_size=UNITS,
+        recurrent_net="gru" if side == "gru" else "lstm")
+    scheme = Scheme(
+        PPO.create_factory(num_epochs=EPOCHS, num_mini_batch=MINIBATCHES, lr=1e-3, gamma=0.98, entropy_coef=0.0),
+        actor, GAEBuffer.create_factory(STEPS, gae_lambda=0.9, **OURS[side]), envs, seed=1,
+        updates_per_step=EPOCHS * MINIBATCHES)
+    scheme.start(10**9)
+    return scheme.step
+
+
+def sb3_contrib(task: str, side: str) -> Callable[[], object]:
+    """Return the same function for sb3-contrib."""
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    class Quiet(BaseCallback):
+        """A callback that does nothing."""
+
+        def _on_step(self) -> bool:
+            return True
+
+    model = RecurrentPPO(
+        "MlpLstmPolicy", make_vec_env(make, ENVS, env_kwargs={"task": task}), n_steps=STEPS, n_epochs=EPOCHS,
+        batch_size=ENVS * STEPS // MINIBATCHES, learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, device="cpu", seed=1,
+        policy_kwargs={"lstm_hidden_size": UNITS, "net_arch": [UNITS]})
+    _, callback = model._setup_learn(10**9, Quiet())
+
+    def step() -> None:
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=STEPS)
+        model.train()
+    return step
+
+
+def serve(task: str, side: str, rollouts: int) -> None:
+    """Make a turn for each line of the standard input; print the env steps per second of processor time."""
+    import torch
+
+    torch.set_num_threads(1)
+    step = (sb3_contrib if side == OTHER else ours)(task, side)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        start = time.process_time()
+        for _ in range(rollouts):
+            step()
+        print(rollouts * ENVS * STEPS / (time.process_time() - start), flush=True)
+
+
+def has_contrib(python: str) -> bool:
+    """Return whether an interpreter can import sb3-contrib."""
+    if python == sys.executable:
+        return importlib.util.find_spec("sb3_contrib") is not None
+    return subprocess.run([python, "-c", "import sb3_contrib"], capture_output=True, check=False).returncode == 0
+
+
+def measure(task: str, sides: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the rates of all programs in each round, and the medians of their ratios."""
+    missing = OTHER in sides and not has_contrib(options.contrib_python)
+    sides = [side for side in sides if side != OTHER or not missing]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    processes = {side: subprocess.Popen(
+        [options.contrib_python if side == OTHER else sys.executable, __file__, "--serve", task, side,
+         "--rollouts", str(options.rollouts)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for side in sides}
+
+    def turn(side: str) -> float:
+        process = processes[side]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(file=process.stdin, flush=True)
+        return float(process.stdout.readline())
+
+    for side, process in processes.items():
+        assert process.stdout is not None
+        process.stdout.readline()
+        turn(side)  # the warm-up
+    rates: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(options.rounds):
+        for side in sides:
+            rates[side].append(turn(side))
+    for process in processes.values():
+        process.communicate()
+    medians = {side: round(statistics.median(values)) for side, values in rates.items()}
+    ratios = {side: [round(rate / other, 2) for rate, other in zip(values, rates[OTHER], strict=True)]
+              for side, values in rates.items() if OTHER in rates and side != OTHER}
+    return {"task": task, "env_steps_per_cpu_s": {**medians, **({OTHER: "missing"} if missing else {})},
+            "ratio": {side: round(statistics.median(values), 2) for side, values in ratios.items()},
+            "ratios": ratios}
+
+
+def main() -> None:
+    """Measure the tasks, and print a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contrib-python", default=sys.executable, help="interpreter that has sb3-contrib")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--sides", nargs="+", choices=[*OURS, OTHER], default=["gru", "lstm", OTHER])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rollouts", type=int, default=2, help="rollouts of 1,024 env steps in a turn")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(*options.serve, options.rollouts)
+        return
+    from results import print_result  # the interpreter of sb3-contrib may lack this library
+
+    for task in options.tasks:
+        print_result(measure(task, options.sides, options), indent=None)
+
+
+if __name__ == "__main__":
+    main()
