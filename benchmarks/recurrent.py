@@ -2,6 +2,8 @@
 
     python benchmarks/recurrent.py [--contrib-python VENV/bin/python] [--tasks cartpole pendulum]
         [--sides gru lstm sb3_contrib] [--rounds 5]
+    python benchmarks/recurrent.py --scores [--tasks recall recall24 cartpole pendulum] [--seeds 1 2 3]
+        [--steps 100000]
 
 The environments do not show velocities. All programs use 8 environments x 128 steps, 10 epochs x 4 minibatches of 256
 steps, a fully connected layer of 64 and a memory of 64 units, both for the policy and for the value; these are the
@@ -13,12 +15,17 @@ The side `carried` is `lstm` with sequences of 16 steps (`sequence_length=16`). 
 with one thread. In each round, the programs take turns of `--rollouts` rollouts, so that a change of the machine's
 speed affects all of them. Imports and the first turn are not measured. The script prints one line of JSON per task, and
 asserts nothing. Without sb3-contrib, its entry is "missing".
+
+With `--scores`, this library trains a GRU by whole rollouts of 128 steps and by sequences of 16 steps. A line of JSON
+per run contains the mean return of 50 evaluation episodes and the mean return over the training curve (`area`).
+`recall` is `pytorchrl/Recall-v0`, whose cue is 8 steps old when it is needed; `recall24` has a delay of 24 steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -34,6 +41,10 @@ import numpy as np
 ENVS, STEPS, EPOCHS, MINIBATCHES, UNITS = 8, 128, 10, 4, 64
 TASKS = {"cartpole": ("CartPole-v1", (0, 2)), "pendulum": ("Pendulum-v1", (0, 1))}
 """Name -> id of the environment, and entries of an observation that are shown."""
+RECALL = {"recall": 8, "recall24": 24}
+"""Name -> steps from the cue to the answer."""
+LENGTHS = {"whole": None, "carried": 16}
+"""Name -> steps per sequence."""
 OURS: dict[str, dict[str, Any]] = {"gru": {}, "lstm": {}, "carried": {"sequence_length": 16}}
 OTHER = "sb3_contrib"
 
@@ -55,6 +66,10 @@ class Shown(gym.ObservationWrapper[Any, Any, Any]):
 
 def make(task: str) -> Any:
     """Make an environment of a task."""
+    if task in RECALL:
+        from pytorchrl.envs.memory import Recall
+
+        return Recall(delay=RECALL[task])
     name, entries = TASKS[task]
     return Shown(gym.make(name), entries)
 
@@ -155,14 +170,42 @@ def measure(task: str, sides: list[str], options: argparse.Namespace) -> dict[st
             "ratios": ratios}
 
 
+def score(task: str, sequences: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train once, and return the score."""
+    import tempfile
+    from itertools import pairwise
+    from pathlib import Path
+
+    from pytorchrl import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.process_time()
+        agent = train(
+            "ppo", make, env_kwargs={"task": task}, num_envs=ENVS, num_steps=STEPS, num_epochs=EPOCHS,
+            num_mini_batch=MINIBATCHES, lr=1e-3, gamma=0.98, gae_lambda=0.9, entropy_coef=0.0, recurrent_net="gru",
+            hidden_sizes=(UNITS,), recurrent_size=UNITS, sequence_length=LENGTHS[sequences], target_steps=steps,
+            seed=seed, log_dir=f"{folder}/run", progress=False)
+        seconds = time.process_time() - start
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    points = [(record["env_steps"], record["return_mean"]) for record in map(json.loads, lines)
+              if record["return_mean"] is not None]
+    area = sum((after - before) * (low + high) / 2 for (before, low), (after, high) in pairwise(points))
+    return {"task": task, "sequences": sequences, "seed": seed, "env_steps": steps,
+            "return": round(statistics.fmean(agent.evaluate(50).returns), 2),
+            "area": round(area / (points[-1][0] - points[0][0]), 2), "cpu_s": round(seconds, 1)}
+
+
 def main() -> None:
     """Measure the tasks, and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contrib-python", default=sys.executable, help="interpreter that has sb3-contrib")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*RECALL, *TASKS], default=list(TASKS))
     parser.add_argument("--sides", nargs="+", choices=[*OURS, OTHER], default=["gru", "lstm", OTHER])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rollouts", type=int, default=2, help="rollouts of 1,024 env steps in a turn")
+    parser.add_argument("--scores", action="store_true", help="train, and print scores")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of the runs for scores")
+    parser.add_argument("--steps", type=int, default=100_000, help="env steps of a run for scores")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -170,6 +213,10 @@ def main() -> None:
         return
     from results import print_result  # the interpreter of sb3-contrib may lack this library
 
+    if options.scores:
+        for task, seed, sequences in itertools.product(options.tasks, options.seeds, LENGTHS):
+            print_result(score(task, sequences, seed, options.steps), indent=None)
+        return
     for task in options.tasks:
         print_result(measure(task, options.sides, options), indent=None)
 
