@@ -229,10 +229,10 @@ def suits(projected: Tensor, state: Tensor, weight: Tensor) -> bool:
     `torch.compile`, `torch.export` and `torch.jit.trace`, nor `torch.func` and forward derivatives.
     """
     return (
-        not torch.compiler.is_compiling() and type(projected) is Tensor and projected.is_cpu
-        and projected[0].numel() <= _MAX_ELEMENTS
+        not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active() and type(projected) is Tensor and projected.is_cpu
         and projected.dtype in _DTYPES and projected.dtype == state.dtype == weight.dtype
-        and not torch.jit.is_tracing() and not torch._C._are_functorch_transforms_active()
+        and projected.shape[1:].numel() <= _MAX_ELEMENTS
         and all(unpack_dual(tensor).tangent is None for tensor in (projected, state, weight)))
 
 
