@@ -176,15 +176,15 @@ def score(task: str, sequences: str, seed: int, steps: int) -> dict[str, Any]:
     from itertools import pairwise
     from pathlib import Path
 
-    from pytorchrl import train
+    from pytorchrl import linear, train
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
         agent = train(
             "ppo", make, env_kwargs={"task": task}, num_envs=ENVS, num_steps=STEPS, num_epochs=EPOCHS,
-            num_mini_batch=MINIBATCHES, lr=1e-3, gamma=0.98, gae_lambda=0.9, entropy_coef=0.0, recurrent_net="gru",
-            hidden_sizes=(UNITS,), recurrent_size=UNITS, sequence_length=LENGTHS[sequences], target_steps=steps,
-            seed=seed, log_dir=f"{folder}/run", progress=False)
+            num_mini_batch=MINIBATCHES, lr=linear(1e-3, 0.0), gamma=0.98, gae_lambda=0.9, entropy_coef=0.0,
+            recurrent_net="gru", hidden_sizes=(UNITS,), recurrent_size=UNITS, sequence_length=LENGTHS[sequences],
+            target_steps=steps, seed=seed, log_dir=f"{folder}/run", progress=False)
         seconds = time.process_time() - start
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     points = [(record["env_steps"], record["return_mean"]) for record in map(json.loads, lines)
