@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pytorchrl.agent.actors.extractors import linear
-from pytorchrl.agent.actors.memory_kernels import GRUKernel, Kernel, LSTMKernel, Unrolled, suits
+from pytorchrl.agent.actors.memory_kernels import GRUKernel, Kernel, LSTMKernel, suits, unroll
 
 
 class Memory(nn.Module):
@@ -62,10 +62,9 @@ class Memory(nn.Module):
         if x.dim() == 2:
             return self.cell(projected, state.masked_fill(done.unsqueeze(-1), 0.0), weight, bias)
         kernel = _KERNELS.get(type(self))
-        if kernel is None or not suits(projected, state, weight):
-            return self.loop(projected, state, done, weight, bias)
-        unrolled: tuple[Tensor, Tensor] = Unrolled.apply(kernel, self.loop, projected, state, done, weight, bias)
-        return unrolled
+        if kernel is not None and suits(projected, state, weight):
+            return unroll(kernel, self.loop, (projected, state, done, weight, bias))
+        return self.loop(projected, state, done, weight, bias)
 
     def loop(
         self, projected: Tensor, state: Tensor, done: Tensor, weight: Tensor, bias: Tensor,

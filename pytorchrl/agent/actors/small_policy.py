@@ -37,6 +37,7 @@ class SmallPolicy:
         self._value: SmallNetwork | None = None
         self._max_rows, self._with_value = self._network.max_rows, with_value
         if actor.is_recurrent:
+            assert actor.value is not None
             self._value = SmallNetwork(actor.value, actor.value_head, actor.options.activation)
             self._max_rows = min(self._max_rows, self._value.max_rows)
         self._normalize = _normalizer(actor)

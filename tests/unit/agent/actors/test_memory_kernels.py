@@ -45,7 +45,7 @@ def gradients(memory, x, state, results, **how):
 
 
 def is_kernel(outputs):
-    return outputs.grad_fn.name() == "UnrolledBackward"
+    return outputs.grad_fn.name() == "_UnrolledBackward"
 
 
 @both

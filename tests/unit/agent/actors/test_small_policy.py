@@ -247,7 +247,7 @@ def test_clipped_actions_are_within_float64_bounds(num_envs, high):
     {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
     {"space": gym.spaces.Discrete(5)}, {"feature_extractor": lambda space: Own()},
-], ids=lambda options: "_".join(options))
+], ids="_".join)
 def test_unsupported_actors_have_no_small_policy(options):
     assert make(**options)._small_policy is None
 
