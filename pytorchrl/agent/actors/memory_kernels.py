@@ -57,7 +57,8 @@ class Kernel:
             bias: (G,).
         """
         length, num_gates, num_rows, size = projected.shape
-        self._resets = [row if row.any() else None for row in done]
+        is_any = np.logical_or.reduce(done, 1).tolist()
+        self._resets = [row if some else None for row, some in zip(done, is_any, strict=True)]
         self._gates, self._weight = projected, weight
         self.outputs = np.empty((length, num_rows, size), projected.dtype)
         scale = torch.tensor(self.scales, dtype=weight.dtype).repeat_interleave(size)
