@@ -397,7 +397,6 @@ _ACTORS = [
          ("np.multiply(of_cell, forget[t], out=of_cell)", "pass"),
          ("np.array(outputs)", "outputs"),
          ("if torch.is_grad_enabled():", "if False:"),
-         ("ctx.kernel.outputs.copy()", "ctx.kernel.outputs"),
          ("ctx.save_for_backward(*inputs)", "ctx.save_for_backward(*(each.detach().clone() for each in inputs))"),
          ("not torch.compiler.is_compiling() and ", ""),
          ("not torch.jit.is_tracing()", "True"),

@@ -1,15 +1,15 @@
 """Compare PPO with memory with RecurrentPPO of sb3-contrib: env steps per second of processor time.
 
     python benchmarks/recurrent.py [--contrib-python VENV/bin/python] [--tasks cartpole pendulum]
-        [--sides gru lstm sb3_contrib] [--rounds 5]
+        [--sides gru lstm sb3_contrib] [--units 64] [--rounds 5]
     python benchmarks/recurrent.py --scores [--tasks recall recall24 cartpole pendulum] [--seeds 1 2 3]
         [--steps 100000]
 
 The environments do not show velocities. All programs use 8 environments x 128 steps, 10 epochs x 4 minibatches of 256
-steps, a fully connected layer of 64 and a memory of 64 units, both for the policy and for the value; these are the
-numbers of the preset. A minibatch of this library consists of two whole sequences. One of sb3-contrib, which cuts
-sequences at the starts of episodes and pads them, consists of 256 consecutive steps. sb3-contrib has the layer behind
-the memory, this library has it before.
+steps, a fully connected layer of 64 and a memory of `--units` units, both for the policy and for the value. Except for
+the layers, these are the numbers of the preset. A minibatch of this library consists of two whole sequences. One of
+sb3-contrib, which cuts sequences at the starts of episodes and pads them, consists of 256 consecutive steps.
+sb3-contrib has the layer behind the memory, this library has it before.
 
 The side `carried` is `lstm` with sequences of 16 steps (`sequence_length=16`). Each program runs in its own process
 with one thread. In each round, the programs take turns of `--rollouts` rollouts, so that a change of the machine's
@@ -38,7 +38,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-ENVS, STEPS, EPOCHS, MINIBATCHES, UNITS = 8, 128, 10, 4, 64
+ENVS, STEPS, EPOCHS, MINIBATCHES, HIDDEN = 8, 128, 10, 4, 64
 TASKS = {"cartpole": ("CartPole-v1", (0, 2)), "pendulum": ("Pendulum-v1", (0, 1))}
 """Name -> id of the environment, and entries of an observation that are shown."""
 RECALL = {"recall": 8, "recall24": 24}
@@ -74,13 +74,13 @@ def make(task: str) -> Any:
     return Shown(gym.make(name), entries)
 
 
-def ours(task: str, side: str) -> Callable[[], object]:
+def ours(task: str, side: str, units: int) -> Callable[[], object]:
     """Return a function that collects one rollout and learns from it with this library."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
     envs = VecEnv.create_factory(make, {"task": task}, vec_env_size=ENVS)
     actor = OnPolicyActor.create_factory(
-        envs.observation_space, envs.action_space, hidden_sizes=(UNITS,), recurrent_size=UNITS,
+        envs.observation_space, envs.action_space, hidden_sizes=(HIDDEN,), recurrent_size=units,
         recurrent_net="gru" if side == "gru" else "lstm")
     scheme = Scheme(
         PPO.create_factory(num_epochs=EPOCHS, num_mini_batch=MINIBATCHES, lr=1e-3, gamma=0.98, entropy_coef=0.0),
@@ -90,7 +90,7 @@ def ours(task: str, side: str) -> Callable[[], object]:
     return scheme.step
 
 
-def sb3_contrib(task: str, side: str) -> Callable[[], object]:
+def sb3_contrib(task: str, side: str, units: int) -> Callable[[], object]:
     """Return the same function for sb3-contrib."""
     from sb3_contrib import RecurrentPPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -105,7 +105,7 @@ def sb3_contrib(task: str, side: str) -> Callable[[], object]:
     model = RecurrentPPO(
         "MlpLstmPolicy", make_vec_env(make, ENVS, env_kwargs={"task": task}), n_steps=STEPS, n_epochs=EPOCHS,
         batch_size=ENVS * STEPS // MINIBATCHES, learning_rate=1e-3, gamma=0.98, gae_lambda=0.9, device="cpu", seed=1,
-        policy_kwargs={"lstm_hidden_size": UNITS, "net_arch": [UNITS]})
+        policy_kwargs={"lstm_hidden_size": units, "net_arch": [HIDDEN]})
     _, callback = model._setup_learn(10**9, Quiet())
 
     def step() -> None:
@@ -114,12 +114,12 @@ def sb3_contrib(task: str, side: str) -> Callable[[], object]:
     return step
 
 
-def serve(task: str, side: str, rollouts: int) -> None:
+def serve(task: str, side: str, units: int, rollouts: int) -> None:
     """Make a turn for each line of the standard input; print the env steps per second of processor time."""
     import torch
 
     torch.set_num_threads(1)
-    step = (sb3_contrib if side == OTHER else ours)(task, side)
+    step = (sb3_contrib if side == OTHER else ours)(task, side, units)
     print("ready", flush=True)
     for _ in sys.stdin:
         start = time.process_time()
@@ -142,7 +142,7 @@ def measure(task: str, sides: list[str], options: argparse.Namespace) -> dict[st
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     processes = {side: subprocess.Popen(
         [options.contrib_python if side == OTHER else sys.executable, __file__, "--serve", task, side,
-         "--rollouts", str(options.rollouts)],
+         "--units", str(options.units), "--rollouts", str(options.rollouts)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for side in sides}
 
     def turn(side: str) -> float:
@@ -165,7 +165,8 @@ def measure(task: str, sides: list[str], options: argparse.Namespace) -> dict[st
     medians = {side: round(statistics.median(values)) for side, values in rates.items()}
     ratios = {side: [round(rate / other, 2) for rate, other in zip(values, rates[OTHER], strict=True)]
               for side, values in rates.items() if OTHER in rates and side != OTHER}
-    return {"task": task, "env_steps_per_cpu_s": {**medians, **({OTHER: "missing"} if missing else {})},
+    return {"task": task, "units": options.units,
+            "env_steps_per_cpu_s": {**medians, **({OTHER: "missing"} if missing else {})},
             "ratio": {side: round(statistics.median(values), 2) for side, values in ratios.items()},
             "ratios": ratios}
 
@@ -183,7 +184,7 @@ def score(task: str, sequences: str, seed: int, steps: int) -> dict[str, Any]:
         agent = train(
             "ppo", make, env_kwargs={"task": task}, num_envs=ENVS, num_steps=STEPS, num_epochs=EPOCHS,
             num_mini_batch=MINIBATCHES, lr=linear(1e-3, 0.0), gamma=0.98, gae_lambda=0.9, entropy_coef=0.0,
-            recurrent_net="gru", hidden_sizes=(UNITS,), recurrent_size=UNITS, sequence_length=LENGTHS[sequences],
+            recurrent_net="gru", hidden_sizes=(HIDDEN,), recurrent_size=HIDDEN, sequence_length=LENGTHS[sequences],
             target_steps=steps, seed=seed, log_dir=f"{folder}/run", progress=False)
         seconds = time.process_time() - start
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -201,6 +202,7 @@ def main() -> None:
     parser.add_argument("--contrib-python", default=sys.executable, help="interpreter that has sb3-contrib")
     parser.add_argument("--tasks", nargs="+", choices=[*RECALL, *TASKS], default=list(TASKS))
     parser.add_argument("--sides", nargs="+", choices=[*OURS, OTHER], default=["gru", "lstm", OTHER])
+    parser.add_argument("--units", type=int, default=64, help="units of the memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rollouts", type=int, default=2, help="rollouts of 1,024 env steps in a turn")
     parser.add_argument("--scores", action="store_true", help="train, and print scores")
@@ -209,7 +211,7 @@ def main() -> None:
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(*options.serve, options.rollouts)
+        serve(*options.serve, options.units, options.rollouts)
         return
     from results import print_result  # the interpreter of sb3-contrib may lack this library
 

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 Loop = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`Memory.loop`, which computes the outputs and the last state with autograd."""
-Gradients = tuple[Tensor, Tensor, tuple[np.ndarray, ...]]
+_Gradients = tuple[Tensor, Tensor, tuple[np.ndarray, ...]]
 
 _DTYPES = (torch.float32, torch.float64)
 _MAX_ELEMENTS = 2**15
@@ -74,7 +74,7 @@ class Kernel:
         """Compute `outputs` and what `backward` needs; return the parts of the last state."""
         raise NotImplementedError
 
-    def backward(self, outputs: np.ndarray, last: Sequence[np.ndarray]) -> Gradients:
+    def backward(self, outputs: np.ndarray, last: Sequence[np.ndarray]) -> _Gradients:
         """Return the gradients.
 
         Args:
@@ -137,7 +137,7 @@ class GRUKernel(Kernel):
         return (hidden,)
 
     @override
-    def backward(self, outputs: np.ndarray, last: Sequence[np.ndarray]) -> Gradients:
+    def backward(self, outputs: np.ndarray, last: Sequence[np.ndarray]) -> _Gradients:
         reset, update, recurrent = (self._gates[:, gate] for gate in range(3))
         # Each gradient is that of the output, times a factor that does not depend on later steps.
         of_candidate = (1 - update) * (1 - self._candidate * self._candidate)
@@ -198,7 +198,7 @@ class LSTMKernel(Kernel):
         return before.numpy(), cell
 
     @override
-    def backward(self, outputs: np.ndarray, last: Sequence[np.ndarray]) -> Gradients:
+    def backward(self, outputs: np.ndarray, last: Sequence[np.ndarray]) -> _Gradients:
         write, forget, candidate, shown = (self._gates[:, gate] for gate in range(4))
         # Each gradient is that of the output or of the cell, times a factor that does not depend on later steps.
         factors = np.empty_like(self._gates)
@@ -262,7 +262,7 @@ class _Unrolled(torch.autograd.Function):
         by_gate = projected.view(length, num_rows, -1, size).transpose(1, 2).numpy().copy()
         ctx.kernel, ctx.loop = kind(by_gate, _split(state, size), done.numpy(), weight, bias), loop
         ctx.save_for_backward(*inputs)
-        return torch.from_numpy(ctx.kernel.outputs.copy()), torch.from_numpy(np.concatenate(ctx.kernel.last, 1))
+        return torch.from_numpy(ctx.kernel.outputs), torch.from_numpy(np.concatenate(ctx.kernel.last, 1))
 
     @staticmethod
     def backward(ctx: _Context, outputs: Tensor, last: Tensor) -> tuple[Tensor | None, ...]:

@@ -205,6 +205,15 @@ def test_mixed_precision_uses_the_loop(kind):
 
 @both
 @pytest.mark.usefixtures("no_kernel")
+def test_weights_of_half_precision_use_the_loop(kind):
+    memory, x, state, done = make(kind, dtype=torch.bfloat16)
+    outputs, _ = memory(x, state, done)
+    assert outputs.dtype == torch.bfloat16
+    same_as_the_loop(memory, memory(x, state, done), x, state, done)
+
+
+@both
+@pytest.mark.usefixtures("no_kernel")
 def test_a_state_of_another_dtype_reaches_the_loop_which_refuses_it(kind):
     memory, x, state, done = make(kind)
     with pytest.raises(RuntimeError, match="must have the same dtype"):
