@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.actors.memory import GRU
 from pytorchrl.agent.algorithms import IMPALA, PPO
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -200,6 +201,37 @@ def test_a_large_memory_uses_torch(monkeypatch):
         assert len(used) == expected
 
 
+class OwnGRU(GRU):
+    pass
+
+
+class OtherMemory(OnPolicyActor):
+    """Its values have another memory than its policy."""
+
+    kind, size = OwnGRU, 7
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.value.memory = self.kind(8, self.size, generator)
+        self.value._modules_in_order = (self.value.extractor, self.value.memory)
+        self.value_head = torch.nn.Linear(self.size, 1)
+
+
+class LargeMemory(OtherMemory):
+    kind, size = GRU, 128
+
+
+def test_a_large_memory_of_the_value_uses_torch(monkeypatch):
+    algo = make(actor=LargeMemory, recurrent_net="gru", **MEMORY)
+    used = []
+    monkeypatch.setattr(algo.actor, "act", lambda *args, **kwargs: used.append(1) or OnPolicyActor.act(
+        algo.actor, *args, **kwargs))
+    for num_envs, expected in ((5, 0), (6, 1)):
+        states = {name: state.numpy() for name, state in algo.actor.initial_states(num_envs).items()}
+        algo.acting_step(rows(num_envs), states, np.zeros(num_envs, np.bool_))
+        assert len(used) == expected
+
+
 class OwnValue(OnPolicyActor):
     def value_features(self, obs, rhs, done):
         return super().value_features(obs, rhs, done)
@@ -243,6 +275,7 @@ def test_clipped_actions_are_within_float64_bounds(num_envs, high):
 
 
 @pytest.mark.parametrize("options", [
+    {"actor": OtherMemory, "recurrent_net": "gru", **MEMORY},
     {"actor": OwnValue, "recurrent_net": "gru"}, {"recurrent_net": "gru", "shared_policy_value_network": True},
     {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
