@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import MLP, is_linear
 from pytorchrl.agent.actors.replay_actor import ReplayActor
+from pytorchrl.agent.actors.small_memory import SmallMemory
 from pytorchrl.agent.actors.trunk import Trunk
 from pytorchrl.agent.data import OBS_LEAF
 
@@ -43,24 +44,42 @@ class SmallNetwork:
         arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
         self._activation = _ACTIVATIONS[activation]
-        self.max_rows = _MAX_PRODUCTS // max(weight.size for weight, _ in arrays)
+        self._memory = None if trunk.memory is None else SmallMemory(trunk.memory)
+        sizes = [weight.size for weight, _ in arrays] + ([self._memory.num_weights] if self._memory else [])
+        self.max_rows = _MAX_PRODUCTS // max(sizes)
 
     @staticmethod
-    def supports(trunk: object, head: object, activation: str) -> bool:
-        """Return whether this class supports a network: an MLP without memory over all leaves, and one linear layer."""
-        return (isinstance(trunk, Trunk) and trunk.memory is None and not trunk.is_partial
+    def supports(trunk: object, head: object, activation: str, memory: bool = False) -> bool:
+        """Return whether this class supports a network: an MLP over all leaves, and one linear layer.
+
+        The network must have a memory between them if `memory` is true, and none otherwise.
+        """
+        return (isinstance(trunk, Trunk) and not trunk.is_partial
+                and (SmallMemory.supports(trunk.memory) if memory else trunk.memory is None)
                 and isinstance(head, nn.Module) and is_linear(head) and type(trunk.extractor) is MLP
                 and all(map(is_linear, trunk.extractor.layers)) and not trunk.extractor.norms
                 and not trunk.extractor.encodes
                 and activation in _ACTIVATIONS)
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
-        """Return the outputs (E, n) float32 for at most `max_rows` normalized observations (E, ...)."""
+        """Return the outputs (E, n) float32 for at most `max_rows` normalized observations (E, ...), without memory."""
+        return self._head(self._features(values))
+
+    def step(self, values: np.ndarray, state: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the outputs of a network with memory, and its next state (E, H); see `SmallMemory` for `done`."""
+        assert self._memory is not None
+        output, state = self._memory(self._features(values), state, done)
+        return self._head(output), state
+
+    def _features(self, values: np.ndarray) -> np.ndarray:
         activation = self._activation
         for weight, bias in self._hidden:
             values = np.dot(values, weight)  # about a sixth faster than `@`
             values += bias
             activation(values, out=values)
+        return values
+
+    def _head(self, values: np.ndarray) -> np.ndarray:
         outputs: np.ndarray = np.dot(values, self._weight)
         outputs += self._bias
         return outputs

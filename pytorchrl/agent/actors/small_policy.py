@@ -28,9 +28,18 @@ class SmallPolicy:
     See `SmallNetwork`, which computes the outputs of the policy.
     """
 
-    def __init__(self, actor: OnPolicyActor) -> None:
-        """Create NumPy views of the parameters of `actor`, for which `suits` must return True."""
+    def __init__(self, actor: OnPolicyActor, with_value: bool = True) -> None:
+        """Create NumPy views of the parameters of `actor`, for which `suits` must return True.
+
+        With memory, the value network makes a step, too, and `with_value` tells whether actions come with values.
+        """
         self._network = SmallNetwork(actor.policy, actor.policy_head, actor.options.activation)
+        self._value: SmallNetwork | None = None
+        self._max_rows, self._with_value = self._network.max_rows, with_value
+        if actor.is_recurrent:
+            assert actor.value is not None
+            self._value = SmallNetwork(actor.value, actor.value_head, actor.options.activation)
+            self._max_rows = min(self._max_rows, self._value.max_rows)
         self._normalize = _normalizer(actor)
         self._noise: list[np.ndarray] = []  # noise of the next steps, in reverse order
         distribution = actor.distribution
@@ -44,14 +53,18 @@ class SmallPolicy:
     def suits(actor: OnPolicyActor) -> bool:
         """Return whether this class can compute the policy of `actor`.
 
-        The policy must be an MLP without memory, with a `Categorical` or `Gaussian` distribution. The value network
-        must not use the policy's features.
+        The policy must be an MLP, with or without memory, and have a `Categorical` or `Gaussian` distribution. The
+        value network must not use the policy's features, and must have the same structure if there is memory.
         """
+        def supports(name: str) -> bool:
+            return SmallNetwork.supports(getattr(actor, name, None), getattr(actor, f"{name}_head", None),
+                                         actor.options.activation, actor.is_recurrent)
+
         return (
             not overrides(actor, OnPolicyActor, "act", "policy_features") and not actor.is_shared
-            and SmallNetwork.supports(
-                getattr(actor, "policy", None), getattr(actor, "policy_head", None), actor.options.activation)
-            and type(actor.distribution) in (Categorical, Gaussian))
+            and supports("policy") and type(actor.distribution) in (Categorical, Gaussian)
+            and (not actor.is_recurrent or (
+                not overrides(actor, OnPolicyActor, "value_features", "initial_states") and supports("value"))))
 
     @property
     def noise(self) -> Tensor:
@@ -62,17 +75,28 @@ class SmallPolicy:
     def noise(self, noise: Tensor) -> None:
         self._noise = list(noise.numpy())[::-1]
 
-    def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
+    def act(
+        self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool, generator: torch.Generator,
+    ) -> ActingStep | None:
         """Choose the actions of E environments as the actor does; return None if E is so large that torch is faster."""
         values = obs[OBS_LEAF]
         num_envs = len(values)
-        if num_envs > self._network.max_rows:
+        if num_envs > self._max_rows:
             return None
         if num_envs == 1:
             values = values[0]  # adding two vectors is faster in NumPy than broadcasting a vector to a matrix
         if self._normalize is not None:
             values = self._normalize(values)
-        params = self._network(values)
+        other: Arrays = {}
+        if self._value is None:
+            params = self._network(values)
+            rhs = {}
+        else:
+            params, policy_state = self._network.step(values, rhs["policy"], done)
+            value, value_state = self._value.step(values, rhs["value"], done)
+            rhs = {"policy": policy_state, "value": value_state}
+            if self._with_value:
+                other["value"] = value.reshape(num_envs)
         noise = None if deterministic else self._draw(num_envs, params.shape[-1], generator)
         if self._log_std is None:  # the argmax of the logits plus Gumbel noise is a draw from their softmax
             action = clipped = (params if noise is None else params + noise).argmax(-1, keepdims=num_envs == 1)
@@ -84,7 +108,8 @@ class SmallPolicy:
             if self._log_stds.shape != params.shape:
                 self._log_stds = np.broadcast_to(self._log_std, params.shape)
             params = np.concatenate((params, self._log_stds), -1)
-        return ActingStep(action, clipped, {}, {"dist_params": params[None] if num_envs == 1 else params})
+        other["dist_params"] = params[None] if num_envs == 1 else params
+        return ActingStep(action, clipped, rhs, other)
 
     def _draw(self, num_envs: int, num_outputs: int, generator: torch.Generator) -> np.ndarray:
         """Return the noise of one step, (E, n) for n network outputs, or (n,) for a single environment."""

@@ -70,18 +70,18 @@ class OnPolicyAlgorithm(RolloutAlgorithm):
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._small_policy: SmallPolicy | None = None
         self._small_value: SmallNetwork | None = None
+        # For V-trace, the learner computes values with its current weights; otherwise, collectors compute the values.
+        self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # Small networks share memory with the parameters, so they are built after `super().__init__`, which moves the
         # parameters into `FlatParameters`.
         if self.device.type == "cpu" and not options.is_mixed:
             if SmallPolicy.suits(actor):
-                self._small_policy = SmallPolicy(actor)
+                self._small_policy = SmallPolicy(actor, self._stores_values)
             if options.is_compiled:  # otherwise, torch computes the values
                 self._small_value = small_value(actor)
         # A user's `act` is not recorded as a CUDA graph, which would not repeat side effects such as counting calls.
         is_recorded = options.is_compiled and self.device.type == "cuda" and not overrides(actor, OnPolicyActor, "act")
         self._recorded_act = recorded(self._act, self.device, self.generator) if is_recorded else None
-        # For V-trace, the learner computes values with its current weights; otherwise, collectors compute the values.
-        self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's `act` may lack this parameter.
         self._act_options: dict[str, Forwarded] = {} if self._stores_values else {"with_value": False}
         self.advantage_normalization = options.advantage_normalization
@@ -97,8 +97,10 @@ class OnPolicyAlgorithm(RolloutAlgorithm):
         In the result, `other` contains what `finish_rollout` needs to compute log-probabilities and values.
         """
         small = self._small_policy
-        if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
-            return step
+        if small is not None and mask is None:
+            step = small.act(obs, rhs, done, deterministic, self.generator)
+            if step is not None:
+                return step
         with torch.inference_mode():
             action, clipped_action, states, other = self._choose(
                 {name: torch.from_numpy(leaf) for name, leaf in obs.items()},

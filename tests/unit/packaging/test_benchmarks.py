@@ -52,6 +52,7 @@ QUICK = {
     "patterns.py": "--runtime threads --steps 200 --seeds 1 --goal 0 --patterns central-sync/central-sync",
     "preemption.py": "--seconds 0.3 --step-ms 1 --fractions 0.25 --no-scores",
     "reading_sample.py": "--seed 1",
+    "recurrent.py": "--tasks cartpole --sides gru sb3_contrib --rounds 1 --rollouts 1",
     "replay_shard.py": "--seconds 0.3 --size 1000 --batch 32",
     "report.py": "roofline.jsonl",
     "simulation.py": "--col-workers 4 --grad-workers 2 --updates 2",

@@ -23,7 +23,7 @@ OF_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev", "envs"})
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
 pytestmark = reads_source
 # Libraries for comparison, which a benchmark measures in separate virtual environments; see the benchmark's page.
-PEERS = {"stable-baselines3", "sample-factory", "rliable", "sbx", "sbx-rl"}
+PEERS = {"stable-baselines3", "sb3-contrib", "sample-factory", "rliable", "sbx", "sbx-rl"}
 # Functions that import the module whose name they receive.
 IMPORTERS = ("import_module", "import_extra")
 # Required packages that no module imports by name -> reason.

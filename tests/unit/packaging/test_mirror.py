@@ -28,6 +28,7 @@ COVERED_BY = {
         "off_policy_actor": ["agent/actors/test_replay_actor"],
         "q_actor": ["agent/actors/test_replay_actor"],
         "resnets": ["agent/actors/test_extractors", "agent/actors/test_trunk"],
+        "small_memory": ["agent/actors/test_small_policy"],
         "squashed": ["agent/actors/test_replay_actor"],
         "value_actor": ["agent/algorithms/test_offline_losses"],
     },

@@ -205,6 +205,7 @@ BUILTIN_ERRORS = {
     "pytorchrl.agent.multi": "an unknown name of a module", "pytorchrl.envs": "an unknown name of a module",
     "pytorchrl.agent.multi.algorithm": "an unknown attribute",
     "pytorchrl.agent.actors.distributions": "an abstract method", "pytorchrl.agent.actors.memory": "an abstract method",
+    "pytorchrl.agent.actors.memory_kernels": "an abstract method",
     "pytorchrl.support.display": "an abstract method", "pytorchrl.support.threads": "an abstract method",
     "pytorchrl.agent.actors.extractors": "an index that is out of range, as in `torch.nn.Embedding`",
     "pytorchrl.agent.env.deadlines": f"{CAUGHT}; an object that cannot be pickled",

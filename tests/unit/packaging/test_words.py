@@ -49,6 +49,7 @@ FOLDERS = ("pytorchrl", "docs", "examples", "tests", "benchmarks")
 EXEMPT = {
     "benchmarks/gpu.py": "options of Stable-Baselines3",
     "benchmarks/peers.py": "options of RLlib",
+    "benchmarks/recurrent.py": "options of sb3-contrib",
     "benchmarks/throughput.py": "options of Stable-Baselines3",
     "docs/coming_from/": "names of other libraries",
     "pytorchrl/agent/names_elsewhere.json": "names of other libraries",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OnPolicyActor
-from pytorchrl.agent.algorithms import PPO
+from pytorchrl.agent.actors.memory import GRU
+from pytorchrl.agent.algorithms import IMPALA, PPO
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
 ACTIONS = {"discrete": gym.spaces.Discrete(3), "box": gym.spaces.Box(-0.5, 0.5, (2, 2), np.float32)}
@@ -66,6 +67,62 @@ def test_actions_equal_those_of_torch(num_envs, action, normalize, hidden, activ
         assert mine.other.keys() == other.other.keys()
         np.testing.assert_allclose(mine.other["dist_params"], other.other["dist_params"], rtol=1e-5, atol=1e-5)
         assert mine.rhs == {}
+
+
+MEMORY = {"hidden_sizes": (8,), "recurrent_size": 7}
+
+
+@pytest.mark.parametrize("net", ["gru", "lstm"])
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("num_envs", [1, 6])
+def test_steps_with_memory_equal_those_of_torch(num_envs, action, net):
+    algo = make(action=action, recurrent_net=net, normalize_obs=True, **MEMORY)
+    algo.actor.obs_moments[0].merge((torch.tensor(9.0), torch.full((5,), 0.3), torch.full((5,), 4.0)))
+    with torch.no_grad():
+        algo.actor.policy_head.weight.mul_(100)
+        for name, value in algo.actor.named_parameters():
+            if name.endswith("bias"):
+                value.normal_(generator=torch.Generator().manual_seed(len(value)))
+    twin, rng = on_torch(algo), np.random.default_rng(1)
+    states = {name: rng.standard_normal(state.shape, np.float32)
+              for name, state in algo.actor.initial_states(num_envs).items()}
+    for step in range(12):
+        obs, done = rows(num_envs, seed=step), rng.random(num_envs) < 0.3
+        done[0] = step == 5
+        before = {name: state.copy() for name, state in states.items()}
+        algo._small_policy.noise = noise(twin, action, num_envs)
+        mine, other = algo.acting_step(obs, states, done), twin.acting_step(obs, states, done)
+        for name, state in states.items():
+            np.testing.assert_array_equal(state, before[name])
+        assert mine.rhs.keys() == other.rhs.keys() == {"policy", "value"}
+        assert mine.other.keys() == other.other.keys() == {"dist_params", "value"}
+        for own, one in ((mine.action, other.action), (mine.clipped_action, other.clipped_action),
+                         *((mine.rhs[name], other.rhs[name]) for name in states),
+                         *((mine.other[name], other.other[name]) for name in mine.other)):
+            assert own.shape == one.shape
+            assert own.dtype == one.dtype
+            np.testing.assert_allclose(own, one, rtol=1e-5, atol=2e-6)
+        states = mine.rhs
+
+
+def test_a_state_that_is_not_finite_is_cleared_at_the_start_of_an_episode():
+    algo, obs = make(recurrent_net="lstm", **MEMORY), rows(2)
+    clean = {name: state.numpy() for name, state in algo.actor.initial_states(2).items()}
+    broken = {name: np.full_like(state, np.nan) for name, state in clean.items()}
+    found, expected = (algo.acting_step(obs, states, np.ones(2, np.bool_), True) for states in (broken, clean))
+    for name in clean:
+        np.testing.assert_array_equal(found.rhs[name], expected.rhs[name])
+
+
+def test_the_value_with_memory_is_left_out_for_vtrace():
+    actor = OnPolicyActor.create_factory(VECTOR, ACTIONS["discrete"], recurrent_net="gru", **MEMORY)(seed=3)
+    algo = IMPALA.create_factory()(actor=actor, seed=4)
+    states = {name: state.numpy() for name, state in actor.initial_states(2).items()}
+    step = algo.acting_step(rows(2), states, np.ones(2, np.bool_))
+    other = on_torch(algo).acting_step(rows(2), states, np.ones(2, np.bool_))
+    assert algo._small_policy is not None
+    assert step.other.keys() == other.other.keys() == {"dist_params"}
+    assert step.rhs.keys() == other.rhs.keys() == {"policy", "value"}
 
 
 def noise(algo, action, num_envs):
@@ -133,6 +190,53 @@ def test_many_rows_and_masks_use_torch(monkeypatch):
     assert len(used) == 2
 
 
+def test_a_large_memory_uses_torch(monkeypatch):
+    algo = make(recurrent_net="gru", hidden_sizes=(8,), recurrent_size=128)
+    used = []
+    monkeypatch.setattr(algo.actor, "act", lambda *args, **kwargs: used.append(1) or OnPolicyActor.act(
+        algo.actor, *args, **kwargs))
+    for num_envs, expected in ((5, 0), (6, 1)):  # 6 * 3 * 128 * 128 multiplications exceed the limit of 2**18
+        states = {name: state.numpy() for name, state in algo.actor.initial_states(num_envs).items()}
+        algo.acting_step(rows(num_envs), states, np.zeros(num_envs, np.bool_))
+        assert len(used) == expected
+
+
+class OwnGRU(GRU):
+    pass
+
+
+class OtherMemory(OnPolicyActor):
+    """Its values have another memory than its policy."""
+
+    kind, size = OwnGRU, 7
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.value.memory = self.kind(8, self.size, generator)
+        self.value._modules_in_order = (self.value.extractor, self.value.memory)
+        self.value_head = torch.nn.Linear(self.size, 1)
+
+
+class LargeMemory(OtherMemory):
+    kind, size = GRU, 128
+
+
+def test_a_large_memory_of_the_value_uses_torch(monkeypatch):
+    algo = make(actor=LargeMemory, recurrent_net="gru", **MEMORY)
+    used = []
+    monkeypatch.setattr(algo.actor, "act", lambda *args, **kwargs: used.append(1) or OnPolicyActor.act(
+        algo.actor, *args, **kwargs))
+    for num_envs, expected in ((5, 0), (6, 1)):
+        states = {name: state.numpy() for name, state in algo.actor.initial_states(num_envs).items()}
+        algo.acting_step(rows(num_envs), states, np.zeros(num_envs, np.bool_))
+        assert len(used) == expected
+
+
+class OwnValue(OnPolicyActor):
+    def value_features(self, obs, rhs, done):
+        return super().value_features(obs, rhs, done)
+
+
 class Greedy(OnPolicyActor):
     def act(self, obs, rhs, done, deterministic=False, mask=None, generator=None):
         return super().act(obs, rhs, done, True, mask, generator)
@@ -171,10 +275,12 @@ def test_clipped_actions_are_within_float64_bounds(num_envs, high):
 
 
 @pytest.mark.parametrize("options", [
-    {"recurrent_net": "gru"}, {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
+    {"actor": OtherMemory, "recurrent_net": "gru", **MEMORY},
+    {"actor": OwnValue, "recurrent_net": "gru"}, {"recurrent_net": "gru", "shared_policy_value_network": True},
+    {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
     {"space": gym.spaces.Discrete(5)}, {"feature_extractor": lambda space: Own()},
-], ids=lambda options: next(iter(options)))
+], ids="_".join)
 def test_unsupported_actors_have_no_small_policy(options):
     assert make(**options)._small_policy is None
 
