@@ -9,8 +9,8 @@
 
 In both tasks, the reward only tells whether the goal is reached. `success` is the share of 200 evaluation episodes that
 reach their goal. In the room, each episode has 80 steps, and the way to the farthest goal takes 75; uniformly random
-actions reach 4 % of the goals. The task `drawing` measures the time of drawing 256 transitions from a replay of 100,000 with
-episodes of 50 steps. The script prints one line of JSON per run, and asserts nothing.
+actions reach 4 % of the goals. The task `drawing` measures the time of drawing 256 transitions from a replay of
+100,000 with episodes of 50 steps. The script prints one line of JSON per run, and asserts nothing.
 """
 
 from __future__ import annotations
