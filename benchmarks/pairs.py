@@ -165,7 +165,7 @@ def options_of(case: Case) -> dict[str, Any]:
         without |= {"replay_size"}
     if "recurrent_net" not in chosen and name != "r2d2":
         without |= {"length", "burn_in", "period"}
-    if is_offline:
+    if is_offline and "start_steps" in known:
         without |= {"start_steps", "update_every", "num_updates", "num_envs", "num_steps"}
         chosen["dataset"] = dataset(kind, "masks" in switches)
     return {**{key: value for key, value in SHORT.items() if key in known - without}, **chosen, "seed": 1,
