@@ -113,7 +113,7 @@ class OffPolicyActor(ReplayActor):
             if self.recurrent_net is not None and self.critic_norm == "batch":
                 yield Problem("critic_norm='batch' does not support the sequences of critics with memory, because "
                               "padding would count in its moments", "give critic_norm='layer'",
-                              ("critic_norm", "recurrent_net"))
+                              ("critic_norm",))
 
         @override
         def _has_vector_networks(self) -> bool:
