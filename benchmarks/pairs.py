@@ -65,7 +65,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "masks": {},
     "gradient limit": {"max_grad_norm": 0.5},
     "TD3+BC": {"bc_alpha": 2.5},
-    "shared layers": {"shared": True},
+    "shared layers": {"shared_policy_value_network": True},
     "clipped values": {"use_clipped_value_loss": True},
     "exploration by worker": {"epsilon_per_worker": True},
     "OU noise": {"noise": "ou"},
@@ -208,7 +208,7 @@ def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 
 
 def _first(text: str) -> str:
-    return re.sub(r"\s+", " ", text.strip())[:300]
+    return re.sub(r"\s+", " ", text.strip())[:400]
 
 
 def grouped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
