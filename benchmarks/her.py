@@ -5,11 +5,12 @@
 | task | environment and algorithm |
 |---|---|
 | `bits` | flip `--bits` bits until they equal a goal, in at most as many steps (Andrychowicz et al. 2017), with DQN |
-| `maze` | accelerate a point to a goal in a room of 9 x 9 squares (`pytorchrl/TorchPointMaze-v0`), with SAC |
+| `maze` | accelerate a point to a goal in a room of 15 x 15 squares (`pytorchrl/TorchPointMaze-v0`), with SAC |
 
 In both tasks, the reward only tells whether the goal is reached. `success` is the share of 200 evaluation episodes that
-reach their goal. The task `drawing` measures the time of drawing 256 transitions from a replay of 100,000 with
-episodes of 50 steps. The script prints one line of JSON per run, and asserts nothing.
+reach their goal. In the room, each episode has 80 steps, and the way to the farthest goal takes 75; uniformly random
+actions reach 4 % of the goals. The task `drawing` measures the time of drawing 256 transitions from a replay of
+100,000 with episodes of 50 steps. The script prints one line of JSON per run, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ import pytorchrl as prl
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.envs.tensors.maze import TorchPointMaze
 
-_ROOM = 11
+_ROOM = 17
 """Side of the room, with its walls."""
-_MAZE_STEPS = 50
+_MAZE_STEPS = 80
 
 
 def bit_flipping() -> Any:
@@ -59,8 +60,8 @@ def task_of(name: str, bits: int) -> tuple[str, Any, dict[str, Any], Any]:
     maze = "#" * _ROOM, *["#" + "." * (_ROOM - 2) + "#"] * (_ROOM - 2), "#" * _ROOM
     return "sac", "pytorchrl/TorchPointMaze-v0", {
         "env_kwargs": {"maze": maze, "max_episode_steps": _MAZE_STEPS}, "reward_transform": minus_one,
-        "target_steps": 24_000, "num_envs": 16, "num_steps": 2, "replay_size": 100_000, "start_steps": 1_000,
-        "update_every": 32, "num_updates": 16, "mini_batch_size": 256, "hidden_sizes": (64, 64), "lr_q": 1e-3,
+        "target_steps": 30_000, "num_envs": 16, "num_steps": 2, "replay_size": 100_000, "start_steps": 1_000,
+        "update_every": 32, "num_updates": 8, "mini_batch_size": 128, "hidden_sizes": (64, 64), "lr_q": 1e-3,
         "lr_pi": 1e-3, "lr_alpha": 1e-3, "polyak": 0.99, "gamma": 0.98, "normalize_obs": True}, (
             TorchPointMaze.compute_terminated)
 

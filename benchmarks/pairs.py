@@ -1,23 +1,28 @@
 """Decide for each pair of switches and each algorithm whether they combine: train and resume, or be refused by name.
 
-    python benchmarks/pairs.py [--algorithms sac dqn] [--sample 300] [--seed 0] [--jobs 2]
-    python benchmarks/pairs.py --table docs/benchmarks/pairs.jsonl
+    python benchmarks/pairs.py [--algorithms sac dqn] [--sample 300] [--seed 0] [--jobs 2] [--known FILE]
+    python benchmarks/pairs.py --group FILE > docs/benchmarks/pairs.jsonl
 
 A switch is a set of options. A pair combines if 200 env steps of training have the same result, bit for bit, whether
 the run is interrupted after 100 steps and resumed or not. It is refused if an error names one of its options before
 anything starts. Every other outcome is a defect. Two switches that give the same option different values are no pair.
-One line of JSON is printed per pair; `--table` prints the numbers of outcomes, and the reasons of refusals.
+Each switch is also tried alone. A run that learns from a data set makes 40 updates in place of env steps.
+
+One line of JSON is printed per case. `--group` prints the cases of such a file in groups with equal outcomes, from
+which `report.py` makes a table. A whole run takes 15 minutes of one core.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
+import atexit
+import functools
 import itertools
 import json
 import multiprocessing
 import random
 import re
+import shutil
 import tempfile
 import time
 import warnings
@@ -31,6 +36,7 @@ from results import origin
 
 from pytorchrl import errors, train
 from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.play.dataset import record_dataset
 from pytorchrl.training.composition import option_specs
 
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -59,12 +65,15 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "masks": {},
     "gradient limit": {"max_grad_norm": 0.5},
     "TD3+BC": {"bc_alpha": 2.5},
-    "shared layers": {"shared": True},
+    "shared layers": {"shared_policy_value_network": True},
     "clipped values": {"use_clipped_value_loss": True},
     "exploration by worker": {"epsilon_per_worker": True},
     "OU noise": {"noise": "ou"},
+    "data set": {"dataset": "of random actions"},
 }
 """Name of each switch -> the options that turn it on. "masks" uses environments with action masks."""
+Case = tuple[str, ...]
+"""An algorithm, a kind of actions, and one or two switches."""
 SHORT: dict[str, Any] = {
     "start_steps": 40, "mini_batch_size": 8, "update_every": 20, "num_updates": 1, "replay_size": 400, "num_steps": 10,
     "num_envs": 2, "hidden_sizes": (16, 16), "num_epochs": 1, "num_mini_batch": 2, "length": 8, "burn_in": 2,
@@ -116,16 +125,15 @@ def kinds_of(algorithm: str) -> tuple[str, ...]:
                  if all(space in own for own in names))
 
 
-def pairs(algorithms: list[str]) -> list[tuple[str, str, str, str]]:
-    """Return all cases: an algorithm, a kind of actions, and two switches whose options it has and that agree."""
-    found = []
+def pairs(algorithms: list[str]) -> list[Case]:
+    """Return all cases: an algorithm, a kind of actions, and one switch or two whose options it has and that agree."""
+    found: list[Case] = []
     for name in algorithms:
-        if getattr(registered()[name].algorithm, "needs_dataset", False):
-            continue
         known = option_specs(name)
         own = [switch for switch, options in SWITCHES.items() if options.keys() <= known.keys()]
-        found += [(name, kind, *pair) for kind in kinds_of(name) for pair in itertools.combinations(own, 2)
-                  if _agree(*pair) and (kind == "discrete" or "masks" not in pair)]
+        chosen = [(switch,) for switch in own] + [pair for pair in itertools.combinations(own, 2) if _agree(*pair)]
+        found += [(name, kind, *switches) for kind in kinds_of(name) for switches in chosen
+                  if kind == "discrete" or "masks" not in switches]
     return found
 
 
@@ -135,29 +143,52 @@ def _agree(one: str, other: str) -> bool:
     return all(first[option] == second[option] for option in first.keys() & second.keys())
 
 
-def decide(case: tuple[str, str, str, str]) -> dict[str, Any]:
-    """Train with a pair of switches, and return the outcome: "trains", "refused" or "defect", with the reason."""
+@functools.cache
+def dataset(kind: str, masks: bool) -> str:
+    """Return a file with 10 episodes of random actions, which is deleted when the process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    untrained = train("sac", Place, target_steps=0, env_kwargs={"actions": kind, "masks": masks}, seed=1,
+                      progress=False, log_dir=folder)
+    record_dataset(untrained, f"{folder}/data.npz", num_episodes=10, deterministic=False, seed=1)
+    return f"{folder}/data.npz"
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    """Return the options of `train` for a case."""
     name, kind, *switches = case
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    chosen = {**SWITCHES[switches[0]], **SWITCHES[switches[1]]}
+    chosen = {option: value for switch in switches for option, value in SWITCHES[switch].items()}
     known = option_specs(name).keys()
+    is_offline = "dataset" in chosen or getattr(registered()[name].algorithm, "needs_dataset", False)
     without = {"mini_batch_size"} if "num_mini_batch" in known else set()
     if "start_steps" not in known:
         without |= {"replay_size"}
     if "recurrent_net" not in chosen and name != "r2d2":
         without |= {"length", "burn_in", "period"}
-    known -= without
-    options = {**{key: value for key, value in SHORT.items() if key in known}, **chosen, "seed": 1, "progress": False,
-               "env_kwargs": {"actions": kind, "masks": "masks" in switches}}
+    if is_offline and "start_steps" in known:
+        without |= {"start_steps", "update_every", "num_updates", "num_envs", "num_steps"}
+        chosen["dataset"] = dataset(kind, "masks" in switches)
+    return {**{key: value for key, value in SHORT.items() if key in known - without}, **chosen, "seed": 1,
+            "progress": False, "env_kwargs": {"actions": kind, "masks": "masks" in switches}}
+
+
+def decide(case: Case) -> dict[str, Any]:
+    """Train with the switches of a case, and return the outcome: "trains", "refused" or "defect", with the reason."""
+    name, kind, *switches = case
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    options = options_of(case)
+    chosen = [option for switch in switches for option in SWITCHES[switch]]
+    # A run from a data set counts updates, and makes one for each step; other runs make far fewer.
+    steps = 40 if options.get("dataset") else 200
     start = time.process_time()
     outcome, reason = "trains", ""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            options |= {"checkpoint_every": 100, "eval_every": None, "tensorboard": False}
-            whole = train(name, Place, target_steps=200, log_dir=f"{folder}/whole", **options)
-            train(name, Place, target_steps=100, log_dir=f"{folder}/halves", **options)
-            halves = train(name, Place, target_steps=200, log_dir=f"{folder}/halves", resume=True, **options)
+            options |= {"checkpoint_every": steps // 2, "eval_every": None, "tensorboard": False}
+            whole = train(name, Place, target_steps=steps, log_dir=f"{folder}/whole", **options)
+            train(name, Place, target_steps=steps // 2, log_dir=f"{folder}/halves", **options)
+            halves = train(name, Place, target_steps=steps, log_dir=f"{folder}/halves", resume=True, **options)
         if not _equal(whole.acting_state, halves.acting_state):
             outcome, reason = "defect", "the two halves differ from the whole"
         elif whole.summary["updates"] == 0:
@@ -177,34 +208,39 @@ def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool
 
 
 def _first(text: str) -> str:
-    return re.sub(r"\s+", " ", text.strip())[:300]
+    return re.sub(r"\s+", " ", text.strip())[:400]
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Return the numbers of outcomes for each algorithm, and the reasons of refusals with the numbers of pairs."""
-    rows = ["| algorithm | actions | trains and resumes | refused |", "|---|---|---|---|"]
-    counts = collections.Counter((line["algorithm"], line["actions"], line["outcome"]) for line in lines)
-    for name, kind in dict.fromkeys((line["algorithm"], line["actions"]) for line in lines):
-        rows.append(f"| {name} | {kind} | {counts[name, kind, 'trains']} | {counts[name, kind, 'refused']} |")
-    rows += ["", "| pairs | reason |", "|---|---|"]
-    reasons = collections.Counter(line["reason"] for line in lines if line["outcome"] == "refused")
-    rows += [f"| {number} | {reason} |" for reason, number in reasons.most_common()]
-    return "\n".join(rows) + "\n"
+def grouped(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line for each algorithm, kind of actions, outcome and reason, with the switches of all its cases."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        head = {key: value for key, value in line.items() if key not in ("switches", "cpu_s")}
+        found.setdefault(json.dumps(head), {**head, "cases": []})["cases"].append(line["switches"])
+    return list(found.values())
+
+
+def lines_of(path: Path | None) -> list[dict[str, Any]]:
+    """Return the lines of a file of results; none if there is no path."""
+    return [] if path is None else [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
-    """Decide the pairs, and print a line of JSON for each."""
+    """Decide the cases, and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", default=list(registered()))
-    parser.add_argument("--sample", type=int, help="number of pairs, drawn at random; default: all")
+    parser.add_argument("--sample", type=int, help="number of cases, drawn at random; default: all")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
-    parser.add_argument("--table", type=Path, help="train nothing, and print a table of the results in this file")
+    parser.add_argument("--known", type=Path, help="leave out the cases whose results are in this file")
+    parser.add_argument("--group", type=Path, help="train nothing, and print the results of this file in groups")
     options = parser.parse_args()
-    if options.table:
-        print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]), end="")
+    if options.group:
+        for line in grouped(lines_of(options.group)):
+            print(json.dumps(line))
         return
-    cases = pairs(options.algorithms)
+    known = [(line["algorithm"], line["actions"], *line["switches"]) for line in lines_of(options.known)]
+    cases = [case for case in pairs(options.algorithms) if case not in known]
     if options.sample:
         cases = random.Random(options.seed).sample(cases, min(options.sample, len(cases)))
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:

@@ -4,11 +4,12 @@
     python benchmarks/report.py docs/benchmarks/roofline.jsonl
     python benchmarks/report.py docs/benchmarks/compile.jsonl
     python benchmarks/report.py docs/benchmarks/one_core.jsonl
+    python benchmarks/report.py docs/benchmarks/pairs.jsonl
 
 From the results of `scores.py`, the script writes `scores.md` (the table), `scores_short.md` (that of the first page)
 and one SVG file per environment; from the lines that `roofline.py` and `compile_choice.py` have printed, it writes
-`roofline.md` and `compile.md`; from the rounds of the programs in `one_core.jsonl`, it writes `one_core.md`. The files
-are next to the given file.
+`roofline.md` and `compile.md`; from the rounds of the programs in `one_core.jsonl`, it writes `one_core.md`; and
+from the groups of `pairs.py`, it writes `pairs.md`. The files are next to the given file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 mpl.use("svg")
 from matplotlib import pyplot as plt
+from pairs import SWITCHES
 
 from pytorchrl.analysis import estimate, iqm, mean
 from pytorchrl.analysis.aggregates import Statistic
@@ -179,7 +181,51 @@ def one_core_table(lines: list[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table, "scores": scores_table}
+def pairs_table(lines: list[dict[str, Any]]) -> str:
+    """Return the tables of `docs/combinations.md` for the groups of `pairs.py`.
+
+    The first table shows each switch alone, with a column for each algorithm and kind of actions; the second one shows
+    pairs of switches that both train alone. The letters in the tables stand for the reasons of refusals below them.
+    """
+    runs = list(dict.fromkeys((line["algorithm"], line["actions"]) for line in lines))
+    names = [name for name, _ in runs]
+    found = {(line["algorithm"], line["actions"], *case): line for line in lines for case in line["cases"]}
+    switches = list(SWITCHES)
+    reasons: dict[str, str] = {}
+
+    def mark(line: dict[str, Any] | None) -> str:
+        """Return the cell of a case: empty if there is none."""
+        if line is None or line["outcome"] == "trains":
+            return "✓" if line else ""
+        return reasons.setdefault(line["reason"], _letters(len(reasons)))
+
+    def both(*pair: str) -> str:
+        """Return the marks of all runs in which a pair is tried, and each of its switches trains alone."""
+        alone = [run for run in runs if all(mark(found.get((*run, switch))) == "✓" for switch in pair)]
+        return " ".join(dict.fromkeys(mark(found.get((*run, *pair))) for run in alone if (*run, *pair) in found))
+
+    heads = [name if names.count(name) == 1 else f"{name}, {'Box' if kind == 'continuous' else 'Discrete'}"
+             for name, kind in runs]
+    rows = [f"| switch | {' | '.join(heads)} |", f"|---{'|---' * len(runs)}|"]
+    rows += [f"| {switch} | {' | '.join(mark(found.get((*run, switch))) for run in runs)} |" for switch in switches]
+    numbers = [f"{number}" for number in range(1, len(switches))]
+    rows += ["", f"| | {' | '.join(numbers)} |", f"|---{'|---' * len(numbers)}|"]
+    rows += [f"| {number} {switch} | {' | '.join(both(other, switch) for other in switches[:number - 1])} |"
+             for number, switch in enumerate(switches, 1)]
+    counts = {outcome: sum(len(line["cases"]) for line in lines if line["outcome"] == outcome)
+              for outcome in ("trains", "refused")}
+    summary = f"Of {len(found):,} cases, {counts['trains']:,} train and resume, and {counts['refused']:,} are refused."
+    notes = [f"- **{letter}** {reason}" for reason, letter in reasons.items()]
+    return "\n".join([summary, "", *rows, "", *notes]) + "\n"
+
+
+def _letters(number: int) -> str:
+    """Return a, b, ..., z, aa, ab, ... for 0, 1, ..., 25, 26, 27, ..."""
+    return ("" if number < 26 else _letters(number // 26 - 1)) + chr(ord("a") + number % 26)
+
+
+TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table, "scores": scores_table,
+          "pairs": pairs_table}
 """Name of a file of results -> function that returns its table."""
 
 

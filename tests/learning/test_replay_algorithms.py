@@ -35,15 +35,12 @@ def test_dqn_solves_cartpole(variant):
 
 @pytest.mark.learning
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("name", "least"), [("c51", 400), ("rainbow", 400), ("qrdqn", 150)])
-def test_distributions_of_the_return_learn_cartpole(name, least):
-    """Check the median of three seeds.
-
-    With its preset, QR-DQN learns less than C51: the median was 195. The losses of all quantiles are added, so that
-    `max_grad_norm=10` clips each gradient; without the clip and with gamma=0.98, two seeds reached 276 and 500.
-    """
-    results = [play(name, "CartPole-v1", seed, lr=linear(1e-3, 0.0))[0] for seed in (1, 2, 3)]
-    assert statistics.median(results) >= least, results
+@pytest.mark.parametrize(("name", "num_seeds", "options"), [
+    ("c51", 3, {"lr": linear(1e-3, 0.0)}), ("rainbow", 3, {"lr": linear(1e-3, 0.0)}), ("qrdqn", 5, {})])
+def test_distributions_of_the_return_learn_cartpole(name, num_seeds, options):
+    """Check the median of the seeds; those of QR-DQN reached 465, 267, 463, 500 and 500."""
+    results = [play(name, "CartPole-v1", seed, **options)[0] for seed in range(1, num_seeds + 1)]
+    assert statistics.median(results) >= 400, results
 
 
 @pytest.mark.learning

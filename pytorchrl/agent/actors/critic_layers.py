@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from typing_extensions import override
 
-from pytorchrl.agent.actors.extractors import ACTIVATIONS, linear, module_list
+from pytorchrl.agent.actors.extractors import MLP
 from pytorchrl.agent.options import Options, option
 
 NORMS = (None, "layer", "batch")
@@ -81,7 +82,7 @@ class BatchRenorm(_NormBase):
             x, None, None, self.weight * scale, self.weight * shift + self.bias, True, 0.0, self.eps)
 
 
-class CriticLayers(nn.Module):
+class CriticLayers(MLP):
     """Fully connected layers with dropout and normalization.
 
     Each layer is linear -> dropout -> layer normalization -> activation, as in Hiraoka et al. 2022 (DroQ), or linear ->
@@ -91,23 +92,18 @@ class CriticLayers(nn.Module):
 
     def __init__(self, inputs: int, hidden_sizes: tuple[int, ...], activation: str, options: CriticOptions,
                  generator: torch.Generator) -> None:
-        super().__init__()
-        sizes = (inputs, *hidden_sizes)
-        is_layer, is_batch = options.critic_norm == "layer", options.critic_norm == "batch"
-        self.layers = module_list(
-            linear(size, following, generator=generator) for size, following in zip(sizes, hidden_sizes, strict=False))
+        is_batch = options.critic_norm == "batch"
+        super().__init__(inputs, hidden_sizes, activation, generator, None if is_batch else options.critic_norm)
         self.dropout = nn.Dropout(options.critic_dropout) if options.critic_dropout else nn.Identity()
-        self.layer_norms = nn.ModuleList(map(nn.LayerNorm, hidden_sizes) if is_layer else ())
-        self.batch_norms = nn.ModuleList(map(BatchRenorm, sizes) if is_batch else ())
-        self.out_features = sizes[-1]
-        self._activation = ACTIVATIONS[activation]
+        self.batch_norms = nn.ModuleList(map(BatchRenorm, (inputs, *hidden_sizes)) if is_batch else ())
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out_features) of inputs (B, inputs)."""
         if self.batch_norms:
             x = self.batch_norms[0](x)
         for i, layer in enumerate(self.layers):
             x = self.dropout(layer(x))
-            x = self._activation(self.layer_norms[i](x) if self.layer_norms else x)
+            x = self._activation(self.norms[i](x) if self.norms else x)
             x = self.batch_norms[i + 1](x) if self.batch_norms else x
         return x

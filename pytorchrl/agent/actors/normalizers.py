@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +16,8 @@ from pytorchrl.agent.recursion import as_float64, as_values, backward_recursion,
 from pytorchrl.agent.transfers import on_device, on_host
 
 _CLIP = 10.0
+_PART_BYTES = 2**25
+"""Largest number of bytes, in float64, of the samples whose moments are computed at once."""
 _EPSILON = 1e-8
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
 """Dtypes with numbers that float32 cannot represent exactly."""
@@ -22,8 +26,13 @@ _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
 def moments(samples: Tensor) -> Moments:
     """Return (count, mean, M2) of `samples` (N, ...) over the first axis, float64 on the CPU; all are 0 if N = 0.
 
-    M2 is the sum of squared deviations from the mean.
+    M2 is the sum of squared deviations from the mean. Many samples are divided into parts of at most `_PART_BYTES`.
     """
+    parts = torch.split(samples, max(1, _PART_BYTES // (8 * math.prod(samples.shape[1:]))))
+    return functools.reduce(merge_moments, map(_moments_of_part, parts))
+
+
+def _moments_of_part(samples: Tensor) -> Moments:
     samples = samples.double()
     count = torch.tensor(float(samples.shape[0]), dtype=torch.float64)
     mean = samples.sum(0) / max(1, samples.shape[0])

@@ -113,7 +113,7 @@ class OffPolicyActor(ReplayActor):
             if self.recurrent_net is not None and self.critic_norm == "batch":
                 yield Problem("critic_norm='batch' does not support the sequences of critics with memory, because "
                               "padding would count in its moments", "give critic_norm='layer'",
-                              ("critic_norm", "recurrent_net"))
+                              ("critic_norm",))
 
         @override
         def _has_vector_networks(self) -> bool:
@@ -356,14 +356,15 @@ class OffPolicyActor(ReplayActor):
             obs: Leaf -> (B, ...).
             action: (B, ...) in [-1, 1], or (B,) int64; None means all actions of a Discrete space.
         """
-        obs = self.normalize(obs)
+        return self.estimate.mean(self.scores_of(self.critics, self.normalize(obs), action))
+
+    def scores_of(self, critics: nn.Module, obs: Obs, action: Tensor | None) -> Tensor:
+        """Return the outputs of `critics`, such as target networks, for normalized observations; see `get_q_scores`."""
         if not self.is_discrete:
             assert action is not None, "a Box has infinitely many actions"
-            return self.estimate.mean(critic_scores(self.critics, obs, action))
-        scores = critic_scores(self.critics, obs)
-        if action is None:
-            return scores
-        return values_of(scores, action)
+            return critic_scores(critics, obs, action)
+        scores = critic_scores(critics, obs)
+        return scores if action is None else self.estimate.of_action(scores, action[None])
 
     def _gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = outputs.chunk(2, -1)
@@ -386,11 +387,6 @@ class PolicyNet(nn.Module):
         """
         outputs: Tensor = self.head(self.trunk.encode(obs))
         return outputs.float()  # with mixed precision, the head returns bfloat16
-
-
-def values_of(scores: Tensor, action: Tensor) -> Tensor:
-    """Return the values (num_critics, ...) of actions (...), given the values (num_critics, ..., n) of all actions."""
-    return scores.gather(-1, action.expand(len(scores), *action.shape).unsqueeze(-1)).squeeze(-1)
 
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:

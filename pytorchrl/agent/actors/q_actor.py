@@ -178,8 +178,8 @@ class QActor(ReplayActor):
             mask: (B, n) bool, true where an action is allowed.
             generator: Generator of the noise of a noisy network; None means no noise.
         """
-        scores = self.estimate.mean(self.q(self.normalize(obs), mask, generator))
-        return scores if action is None else scores.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        outputs = self.q(self.normalize(obs), mask, generator)
+        return self.estimate.mean(outputs if action is None else self.estimate.of_action(outputs, action))
 
     def act(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """Return the best allowed action of each row, (B,) int64; see `get_q_scores` for the arguments.

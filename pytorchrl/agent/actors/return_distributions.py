@@ -78,8 +78,12 @@ class ValueEstimate(nn.Module):
         return outputs
 
     def of_action(self, outputs: Tensor, action: Tensor) -> Tensor:
-        """Return the estimates of `action` (...), given those of all actions, with the axis n after the axes (...)."""
-        return outputs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        """Return the estimates of `action` (...), given those of all n actions, (..., n), or (..., n, k) with k atoms.
+
+        Axes of length 1 are broadcast: actions (1, B) choose from the estimates (num_critics, B, n) of several critics.
+        """
+        axis, index = (-1, action[..., None]) if self.num_atoms is None else (-2, action[..., None, None])
+        return torch.take_along_dim(outputs, index, axis).squeeze(axis)
 
     def atoms(self, outputs: Tensor) -> Tensor:
         """Return the possible returns (..., k); a mean is a single one."""
@@ -129,10 +133,6 @@ class ReturnDistribution(ValueEstimate):
     def __init__(self, num_atoms: int) -> None:
         super().__init__()
         self.num_atoms = num_atoms
-
-    @override
-    def of_action(self, outputs: Tensor, action: Tensor) -> Tensor:
-        return torch.take_along_dim(outputs, action[..., None, None], -2).squeeze(-2)
 
     @override
     def errors(self, outputs: Tensor, target: Tensor, losses: Tensor) -> Tensor:

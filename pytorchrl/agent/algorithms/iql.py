@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pytorchrl.agent.actors.off_policy_actor import critic_scores, values_of
 from pytorchrl.agent.actors.value_actor import ValueActor
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
@@ -67,25 +66,18 @@ class IQL(ReplayAlgorithm):
         actor, options = self.actor, self.options
         obs, next_obs = actor.normalize(batch.obs), actor.normalize(batch.next_obs)
         with torch.no_grad():
-            q = self._scores(self.targets["q"], obs, batch.action).amin(0)
+            q = actor.scores_of(self.targets["q"], obs, batch.action).amin(0)
             target = batch.ret + batch.discount * actor.value(next_obs).squeeze(-1)
         value = actor.value(obs).squeeze(-1)
         advantage = q - value
         weight = (options.advantage_beta * advantage.detach()).exp().clamp(max=options.max_weight)
-        deltas = self._scores(actor.critics, obs, batch.action) - target
+        deltas = actor.scores_of(actor.critics, obs, batch.action) - target
         losses = {
             "q": 0.5 * (batch.weight * deltas.square()).mean(-1).sum(),
             "pi": -(weight * actor.log_prob(obs, batch.action, batch.mask)).mean(),
             "v": (batch.weight * expectile_loss(advantage, options.expectile)).mean()}
         measures = {"q": q.mean(), "value": value.detach().mean(), "weight": weight.mean()}
         return losses, measures, deltas.detach().abs().mean(0)
-
-    def _scores(self, critics: nn.Module, obs: Obs, action: Tensor) -> Tensor:
-        """Return the values (num_critics, B) of actions (B, ...)."""
-        if not self.actor.is_discrete:
-            return critic_scores(critics, obs, action)
-        scores = critic_scores(critics, obs)
-        return values_of(scores, action)
 
 
 def expectile_loss(errors: Tensor, expectile: float) -> Tensor:

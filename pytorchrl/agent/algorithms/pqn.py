@@ -108,7 +108,7 @@ class PQN(EpsilonGreedy, RolloutAlgorithm):
     def _values_of(self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> Tensor:
         """Return the values (B,) of the best allowed actions."""
         scores = self.actor.get_q_scores(obs, None, mask)
-        return scores.gather(-1, best_action(scores, mask).unsqueeze(-1)).squeeze(-1)
+        return self.actor.estimate.of_action(scores, best_action(scores, mask))
 
     # Learning
 

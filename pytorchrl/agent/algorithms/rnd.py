@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.extractors import linear, module_list
+from pytorchrl.agent.actors.extractors import MLP, linear, module_list
 from pytorchrl.agent.actors.normalizers import RunningMoments, discounted_sums, moments
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.trunk import CRITIC_GROUP, Trunk
@@ -31,7 +30,6 @@ from pytorchrl.errors import ConfigError, Problem
 
 _CLIP = 5.0
 """Largest absolute value of a normalized observation: Burda et al. 2019, section 2.4."""
-_PART_BYTES = 2**25
 _PREFIX = "rnd/"
 _RETURN = f"{_PREFIX}return"
 
@@ -121,7 +119,7 @@ class RND(nn.Module):
         for rollout, _ in new:
             rollout.other.update({_PREFIX + leaf: next_observations(rollout, leaf) for leaf in self._leaves})
         found = {_PREFIX + leaf: _joint(
-            moments(part) for rollout, _ in new for part in _parts(rollout.other[_PREFIX + leaf][rollout.valid]))
+            moments(rollout.other[_PREFIX + leaf][rollout.valid]) for rollout, _ in new)
             for leaf in self._normalized} if new else {}
         for name, place in self._normalized.items():
             self._current[place].load_state_dict(self.obs_moments[place].state_dict())
@@ -252,16 +250,12 @@ class _Network(nn.Module):
     def __init__(self, trunk: Trunk, num_layers: int, generator: torch.Generator) -> None:
         super().__init__()
         size = trunk.out_features
-        self.trunk = trunk
-        self.layers = module_list(linear(size, size, generator=generator) for _ in range(num_layers))
+        self.trunk, self.layers = trunk, MLP(size, (size,) * num_layers, "relu", generator)
         self.head = linear(size, size, generator=generator)
 
     def forward(self, obs: Obs) -> Tensor:
         """Return the outputs (N, K) float32 for normalized observations, leaf -> (N, ...)."""
-        x, _ = self.trunk.forward(obs, None, None)
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        outputs: Tensor = self.head(x)
+        outputs: Tensor = self.head(self.layers.forward(self.trunk.encode(obs)))
         return outputs.float()
 
 
@@ -272,11 +266,6 @@ def next_observations(rollout: RolloutData, leaf: str) -> Tensor:
         t, e = rollout.final_index.unbind(1)
         rows[t, e] = rollout.final_obs[leaf]
     return rows
-
-
-def _parts(rows: Tensor) -> Sequence[Tensor]:
-    """Divide rows (N, ...) into parts that have at most `_PART_BYTES` in float64."""
-    return torch.split(rows, max(1, _PART_BYTES // (8 * math.prod(rows.shape[1:]))))
 
 
 def _joint(parts: Iterable[Moments]) -> Moments:

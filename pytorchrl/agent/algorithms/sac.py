@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores, values_of
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.actors.small_policy import SmallOffPolicy
 from pytorchrl.agent.actors.squashed import LOG_STD_CLIP
 from pytorchrl.agent.algorithms.actor_critic import OffPolicyActorCritic
@@ -176,7 +176,7 @@ class SAC(OffPolicyActorCritic):
             next_logp = actor.log_probs(next_obs, batch.next_mask)
             target = actor.estimate.target(_expectation(next_logp, self.smallest(next_scores)), batch.ret,
                                            batch.discount, bonus=alpha * _entropy(next_logp))
-        scores = values_of(all_scores, batch.action)
+        scores = actor.estimate.of_action(all_scores, batch.action[None])
         logp = actor.log_probs(obs, batch.mask)
         entropy = _entropy(logp)
         policy_loss = -batch.mean(alpha * entropy + _expectation(logp, self._preferred(all_scores.detach())))

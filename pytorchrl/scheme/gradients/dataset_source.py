@@ -98,9 +98,11 @@ def dataset_problems(agent: Agent, collection: Collection) -> Iterator[Problem]:
         yield Problem("a data set contains the steps of a single agent, but there are several policies",
                       "leave dataset out", ("dataset", "policies"))
         return
-    if (kind := learned_kind(algorithm)) is not DataKind.TRANSITIONS:
-        yield Problem(f"{algorithm.cls.__name__} learns from {kind.value}, but a data set provides "
-                      f"{DataKind.TRANSITIONS.value}", f"use {algorithms_for(DataKind.TRANSITIONS)}", ("dataset",))
+    if (kind := learned_kind(algorithm, agent.actor_factory)) is not DataKind.TRANSITIONS:
+        fits = ("leave recurrent_net out" if learned_kind(algorithm) is DataKind.TRANSITIONS
+                else f"use {algorithms_for(DataKind.TRANSITIONS)}")
+        yield Problem(f"{algorithm.cls.__name__} learns from {kind.value}, but a dataset provides "
+                      f"{DataKind.TRANSITIONS.value}", fits, ("dataset",))
         return
     changed = [name for name in _PACE if name in algorithm.options.changed()]
     if changed:

@@ -151,7 +151,11 @@ def module_of(name):
     """Return a script of `benchmarks/` as a module."""
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(BENCHMARKS))  # scripts import each other
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
     return module
 
 
@@ -199,6 +203,14 @@ def test_the_table_of_presets_of_kinds_is_current(monkeypatch):
     for (task, defaults), seeds in runs.items():
         if defaults in ("new", "old"):
             assert sorted(seeds) == [1, 2, 3, 4, 5], (task, defaults)
+
+
+def test_the_tables_of_combinations_are_current_and_describe_each_switch():
+    path, page = ROOT / "docs" / "benchmarks" / "pairs.jsonl", ROOT / "docs" / "combinations.md"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").pairs_table(lines)
+    described = "\n".join(line.split("|")[1] for line in page.read_text(encoding="utf-8").splitlines() if "|" in line)
+    assert [name for name in module_of("pairs").SWITCHES if name not in described] == []
 
 
 def test_the_table_of_programs_on_one_core_is_current():

@@ -225,8 +225,6 @@ ELSEWHERE = {
         "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
     "several policies; leave dataset out":
         "training/test_dataset_runs.py::test_what_errors_of_train_ask_for_works",
-    "but a data set provides ":
-        "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
     "would have no effect, because nothing is collected if there is a dataset":
         "scheme/gradients/test_dataset_source.py::test_what_errors_about_data_sets_ask_for_works",
     "write data sets with `pytorchrl dataset`":

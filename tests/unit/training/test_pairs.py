@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -24,19 +26,42 @@ def load():
 
 pairs = load()
 CASES = pairs.pairs(list(pairs.registered()))
+LINES = [json.loads(line) for line in (
+    BENCHMARKS.parent / "docs" / "benchmarks" / "pairs.jsonl").read_text(encoding="utf-8").splitlines()]
+TABLE = {(line["algorithm"], line["actions"], *case): line for line in LINES for case in line["cases"]}
+REFUSED = [(line["algorithm"], line["actions"], *line["cases"][0]) for line in LINES if line["outcome"] == "refused"]
 
 
-@pytest.mark.every(20)
+def check(case):
+    """Check that a case has the outcome of the table, and if it is refused, for the same reason."""
+    found, expected = pairs.decide(case), TABLE[case]
+    assert (found["outcome"], found["reason"]) == (expected["outcome"], expected["reason"])
+
+
+@pytest.mark.every(40)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case).replace(" ", "_"))
 @pytest.mark.filterwarnings("ignore")
-def test_each_pair_of_switches_trains_or_is_refused(case):
-    found = pairs.decide(case)
-    assert found["outcome"] in ("trains", "refused"), found["reason"]
+def test_each_pair_of_switches_has_the_outcome_of_the_table(case):
+    check(case)
 
 
-def test_there_are_at_least_300_pairs():
+@pytest.mark.filterwarnings("ignore")
+def test_each_refusal_of_the_table_still_has_its_reason():
+    assert len(REFUSED) >= 40
+    for case in REFUSED:
+        check(case)
+
+
+def test_the_table_contains_each_case_and_no_defect():
+    assert sorted(TABLE) == sorted(CASES)
+    assert {line["outcome"] for line in LINES} == {"trains", "refused"}
+
+
+def test_each_switch_belongs_to_several_of_at_least_300_cases():
     assert len(CASES) >= 300
     assert len(set(CASES)) == len(CASES)
+    counts = collections.Counter(switch for case in CASES for switch in case[2:])
+    assert min(counts[switch] for switch in pairs.SWITCHES) >= 10
 
 
 def test_a_difference_after_resuming_is_a_defect(monkeypatch):

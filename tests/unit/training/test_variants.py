@@ -71,7 +71,7 @@ def test_variants_of_dqn_have_the_range_of_returns_of_a_suite():
     assert atoms("c51") == atoms("rainbow") == ("categorical", 101, -100.0, 100.0)
     assert atoms("dqn", distribution="categorical") == atoms("c51")
     assert atoms("c51", v_max=500.0, num_atoms=51) == ("categorical", 51, -100.0, 500.0)
-    assert atoms("qrdqn") == atoms("c51", distribution="quantile") == ("quantile", 50, -10.0, 10.0)
+    assert atoms("qrdqn") == atoms("c51", distribution="quantile") == ("quantile", 10, -10.0, 10.0)
     assert atoms("dqn") == (None, None, -10.0, 10.0)
     algorithm, actor, storage = parts("rainbow")
     assert (algorithm.double, actor.dueling, actor.noisy, storage.options.n_step) == (True, True, True, 3)
@@ -79,6 +79,7 @@ def test_variants_of_dqn_have_the_range_of_returns_of_a_suite():
     assert [preset("dqn", "atari", registration_of(name).options)["lr"] for name in ("c51", "qrdqn", "rainbow")] == [
         2.5e-4, 5e-5, 6.25e-5]
     assert "v_min" not in preset("dqn", "classic", {})
+    assert parts("qrdqn")[0].max_grad_norm is None  # the losses of all quantiles are added
 
 
 def test_tqc_has_five_quantile_critics():
@@ -124,7 +125,8 @@ def test_a_run_of_a_variant_resumes_bit_for_bit(name, tmp_path):
 def test_distributions_train_in_every_kind_of_scheme(name, settings):
     env = "Pendulum-v1" if name == "tqc" else "CartPole-v1"
     agent = pytorchrl.train(name, env, **settings, target_steps=200, start_steps=40, num_steps=4, mini_batch_size=4,
-                            hidden_sizes=(4,), num_atoms=7, seed=1, progress=False, runtime="simulated")
+                            update_every=4, num_updates=1, hidden_sizes=(4,), num_atoms=7, seed=1, progress=False,
+                            runtime="simulated")
     assert agent.summary["updates"] > 0
     assert all(tensor.isfinite().all() for tensor in agent.acting_state.values())
 

@@ -124,7 +124,7 @@ def test_the_layers_of_droq_are_linear_dropout_layer_normalization_relu(training
     torch.manual_seed(5)
     found = array(layers(torch.as_tensor(x)))
     torch.manual_seed(5)
-    for layer, norm in zip(layers.layers, layers.layer_norms, strict=True):
+    for layer, norm in zip(layers.layers, layers.norms, strict=True):
         x = x @ array(layer.weight).T + array(layer.bias)
         if training:
             kept = array(torch.nn.functional.dropout(torch.ones(x.shape, dtype=torch.float64), 0.4))

@@ -37,7 +37,7 @@ def network(module, x):
 
     for layer in module.trunk.extractor.layers:
         x = np.tanh(affine(layer, x))
-    for layer in module.layers:
+    for layer in module.layers.layers:
         x = np.maximum(affine(layer, x), 0.0)
     return affine(module.head, x)
 

@@ -26,6 +26,7 @@ from pytorchrl import (
 )
 from pytorchrl.agent.actors import ValueActor
 from pytorchrl.agent.algorithms import BC, IQL
+from pytorchrl.agent.storages.sequences import UniformSequenceBuffer
 from pytorchrl.errors import ConfigError
 from pytorchrl.play.dataset import _write_npz
 from tests.unit.agent.test_dataset import Reach, make_data
@@ -63,6 +64,11 @@ def parts_of(algorithm=SAC, actor_class=OffPolicyActor, env=Reach, storage=None,
     actor = actor_class.create_factory(envs.observation_space, envs.action_space, **SMALL, **(actor or {}))
     algorithm = algorithm.create_factory(**{"mini_batch_size": 4, **options})
     return algorithm, actor, storage or ReplayBuffer.create_factory(20, rollout_size=4), envs, envs
+
+
+def with_memory():
+    storage = UniformSequenceBuffer.create_factory(64, length=4, burn_in=0, period=4, rollout_size=4)
+    return parts_of(actor={"recurrent_net": "gru", "recurrent_size": 4}, storage=storage)
 
 
 @pytest.mark.parametrize(("kind", "runtime"), [
@@ -226,6 +232,8 @@ def test_algorithms_without_replay_cannot_use_a_data_set(data):
         Scheme(BC.create_factory(), actor, ReplayBuffer.create_factory(100), envs)
     with pytest.raises(ConfigError, match="n_step=3 would have no effect, because BC uses no rewards"):
         Scheme(BC.create_factory(), actor, ReplayBuffer.create_factory(100, n_step=3), envs, dataset=data)
+    with pytest.raises(ConfigError, match=r"SAC learns from sequences .* leave recurrent_net out"):
+        Scheme(*with_memory(), dataset=data)
 
 
 def test_what_errors_about_data_sets_ask_for_works(data, discrete, tmp_path):
@@ -245,6 +253,7 @@ def test_what_errors_about_data_sets_ask_for_works(data, discrete, tmp_path):
             (parts_of(BC, OnPolicyActor, storage=replay(20, rollout_size=4, n_step=3)), {"dataset": data}, cloning,
              {"dataset": data}),
             (rollouts, {"dataset": data}, cloning, {"dataset": data}),
+            (with_memory(), {"dataset": data}, parts_of(), {"dataset": data}),
             (parts_of(update_every=7), {"dataset": data}, parts_of(), {"dataset": data}),
             (parts_of(), {"dataset": tmp_path / "short.npz"}, parts_of(), {"dataset": data}),
             (parts_of(), {"dataset": discrete}, parts_of(DQN, QActor, Choose), {"dataset": discrete}),
