@@ -56,8 +56,8 @@ _SEQUENCES = {"length": 16, "burn_in": 8, "period": 8, "replay_size": 50_000}
 _DATA = {**_BOX, "dataset": True}
 _NOT_OF_DATA = ("num_steps", "replay_size", "start_steps", "update_every", "num_updates", "num_envs")
 CASES: dict[str, tuple[Program, ...]] = {
-    "redq": (("redq", _BOX), ("sac", _BOX | _TWENTY)),
-    "droq": (("droq", _BOX), ("sac", _BOX | _TWENTY)),
+    "redq": (("redq", _BOX | _TWENTY), ("sac", _BOX | _TWENTY)),
+    "droq": (("droq", _BOX | _TWENTY), ("sac", _BOX | _TWENTY)),
     "crossq": (("crossq", _BOX), ("sac", _BOX | _WIDE)),
     "tqc": (("tqc", _BOX), ("sac", _BOX | {"num_critics": 5})),
     "sac-c51": (("sac", _BOX | {"distribution": "categorical"}), ("sac", _BOX)),
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Program, ...]] = {
     "rainbow": (("rainbow", {**_CART, "num_atoms": 51, "epsilon_steps": None}), ("c51", _CART | {"num_atoms": 51})),
     "r2d2": (
         ("r2d2", _CART | _SEQUENCES | {"recurrent_net": "gru", "recurrent_size": 64, "hidden_sizes": (64,),
-                                       "mini_batch_size": 32}),
+                                       "mini_batch_size": 32, "epsilon_steps": None}),
         ("dqn", _CART | {"mini_batch_size": 32 * 16, "dueling": True})),
     "pqn": (("pqn", _PPO | {"epsilon_steps": 1000, "hidden_sizes": (64, 64), "norm": "layer"}), ("ppo", _PPO)),
     "rnd": (("ppo", _PPO | {"intrinsic_reward": "rnd"}), ("ppo", _PPO)),
@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Program, ...]] = {
     "qrdqn-peers": (("qrdqn", _CART | {"num_atoms": 200, "double": False}), ("sb3_contrib.QRDQN", {})),
     "tqc-peers": (("tqc", _BOX | {"num_critics": 2}), ("sb3_contrib.TQC", {}), ("sbx.TQC", {})),
     "crossq-peers": (("crossq", _BOX), ("sb3_contrib.CrossQ", {}), ("sbx.CrossQ", {})),
-    "droq-peers": (("droq", _BOX), ("sbx.SAC", {})),
+    "droq-peers": (("droq", _BOX | _TWENTY), ("sbx.SAC", {})),
 }
 """Name -> the measured program, and those that it is compared with."""
 INSERTION = "insertion"
@@ -183,10 +183,9 @@ def _steps_of(scheme: Any) -> Iterator[int]:
 
 def _warm_up(steps: Iterator[int], scheme: Any) -> int:
     """Train until enough updates are made, and return the number of env steps, or of updates."""
-    while True:
-        count = next(steps)
-        if scheme.version >= _WARM_UP_UPDATES:
-            return count
+    while (count := next(steps)) < 0 or scheme.version < _WARM_UP_UPDATES:
+        pass
+    return count
 
 
 def flops_of(learner: Any) -> float:
