@@ -63,7 +63,7 @@ _STORAGES = [
     *_of("agent/storages/ring.py",
          "agent/storages/test_ring.py agent/storages/test_replay.py agent/storages/test_replay_of_environments.py",
          ('self.columns["broken"][written] = self.columns["used"][written] =', 'self.columns["broken"][written] ='),
-         ("shown = link[-1] == heads", "shown = link[-1] != heads"),
+         ("ended = link[-1] != heads", "ended = link[-1] == heads"),
          ("gamma**k * reward", "gamma**(k - 1) * reward"),
          ("np.where(terminated, 0.0, gamma**num_steps)", "gamma**num_steps"),
          ('~(column["terminated"][at] | column["truncated"][at] |', '~(column["terminated"][at] |',
