@@ -131,12 +131,12 @@ def ours(name: str, options: dict[str, Any], is_compiled: bool, seconds: float) 
 
     with tempfile.TemporaryDirectory() as folder:
         own, env = _own_options(name, options, Path(folder))
-        gflop = flops_of(make_learner(name, env, **own, compile=False)[0])
+        figures = {} if is_compiled else {"gflop": flops_of(make_learner(name, env, **own, compile=False)[0])}
         learner, _ = make_learner(name, env, **own, compile=is_compiled)
         learner.start()
         steps = _steps_of(learner.scheme)
         count = _warm_up(steps, learner.scheme)
-        turns = Turns(seconds, {"gflop": gflop})
+        turns = Turns(seconds, figures)
         while turns.go_on(count):
             count = next(steps)
         learner.stop()

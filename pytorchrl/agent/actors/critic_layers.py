@@ -69,7 +69,8 @@ class BatchRenorm(_NormBase):
         if not self.training:
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
         with torch.no_grad():
-            own_variance, own_mean = torch.var_mean(x, 0, correction=0)
+            own_mean = x.mean(0)
+            own_variance = (x - own_mean).square().mean(0)  # on CPUs, much faster than `torch.var_mean`
             root = (variance + self.eps).sqrt()
             scale = ((own_variance + self.eps).sqrt() / root).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
             shift = ((own_mean - mean) / root).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
