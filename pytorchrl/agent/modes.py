@@ -101,4 +101,5 @@ def _depends_on_mode(module: nn.Module) -> bool:
     """Return whether a module may compute other outputs in training mode; this is unknown for a class of the user."""
     if isinstance(module, nn.RNNBase):
         return bool(module.dropout)
-    return isinstance(module, (*_EXCEPTIONS, NORMALIZATION)) or not type(module).__module__.startswith(_SAME_IN_BOTH)
+    is_named = isinstance(module, (*_EXCEPTIONS, NORMALIZATION, DROPOUT))
+    return is_named or not type(module).__module__.startswith(_SAME_IN_BOTH)

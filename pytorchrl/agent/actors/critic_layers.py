@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from typing_extensions import override
 
 from pytorchrl.agent.actors.extractors import MLP
@@ -20,6 +21,8 @@ NORMS = (None, "layer", "batch")
 """Values of the option `critic_norm`."""
 # Constants of Bhatt et al. 2024 (CrossQ); the largest corrections are those of Ioffe 2017.
 _MOMENTUM, _EPSILON, _LARGEST_SCALE, _LARGEST_SHIFT = 0.01, 1e-3, 3.0, 5.0
+# Odd numbers: the golden ratio, which spreads counters, and the factors of MurmurHash3, as signed numbers of 32 bits.
+_HASH = (0x9E3779B9 - 2**32, 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32)
 WARM_UP = 100_000
 """Number of training passes in which batch renormalization is batch normalization."""
 
@@ -70,7 +73,8 @@ class BatchRenorm(_NormBase):
         if not self.training:
             return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
         with torch.no_grad():
-            own_variance, own_mean = torch.var_mean(x, 0, correction=0)
+            own_mean = x.mean(0)
+            own_variance = (x - own_mean).square().mean(0)  # on CPUs, much faster than `torch.var_mean`
             root = (variance + self.eps).sqrt()
             scale = ((own_variance + self.eps).sqrt() / root).clamp(1 / _LARGEST_SCALE, _LARGEST_SCALE)
             shift = ((own_mean - mean) / root).clamp(-_LARGEST_SHIFT, _LARGEST_SHIFT)
@@ -80,6 +84,27 @@ class BatchRenorm(_NormBase):
             count.add_(1)
         return F.batch_norm(
             x, None, None, self.weight * scale, self.weight * shift + self.bias, True, 0.0, self.eps)
+
+
+class Dropout(_DropoutNd):
+    """Dropout whose random numbers are hashes of a counter, which starts at a random number in each pass.
+
+    On a CPU, compiled code draws random numbers one by one, but computes these hashes for many numbers at once, and is
+    eight times as fast. The hash is that of MurmurHash3 without its last step, because only the upper bits matter.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with dropped numbers in training mode, otherwise `x`."""
+        return x * self.mask(x) if self.training else x
+
+    def mask(self, x: Tensor) -> Tensor:
+        """Draw factors with the shape and dtype of `x`: 0 with probability p, and otherwise 1 / (1 - p)."""
+        start = torch.randint(-2**31, 2**31, (1,), dtype=torch.int32, device=x.device)
+        bits = start + torch.arange(x.numel(), dtype=torch.int32, device=x.device) * _HASH[0]  # modulo 2^32
+        bits = (bits ^ ((bits >> 16) & 0xFFFF)) * _HASH[1]
+        bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * _HASH[2]
+        kept = bits >= round(self.p * 2**32) - 2**31
+        return kept.view(x.shape).to(x.dtype) * (1 / (1 - self.p))
 
 
 class CriticLayers(MLP):
@@ -94,7 +119,7 @@ class CriticLayers(MLP):
                  generator: torch.Generator) -> None:
         is_batch = options.critic_norm == "batch"
         super().__init__(inputs, hidden_sizes, activation, generator, None if is_batch else options.critic_norm)
-        self.dropout = nn.Dropout(options.critic_dropout) if options.critic_dropout else nn.Identity()
+        self.dropout = Dropout(options.critic_dropout) if options.critic_dropout else nn.Identity()
         self.batch_norms = nn.ModuleList(map(BatchRenorm, (inputs, *hidden_sizes)) if is_batch else ())
 
     @override

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -253,8 +254,38 @@ class Quantiles(ReturnDistribution):
         With the errors u_ij = target_j - output_i, a loss is the sum over i of the mean over j of
         |level_i - 1{u_ij < 0}| * huber(u_ij).
         """
+        # Compiled code and GPUs compute the k m errors faster than they sort, but a CPU would have to store the errors.
+        if outputs.is_cpu and not torch.compiler.is_compiling():
+            return self._loss_of_sorted(outputs, target)
         errors, levels = target.unsqueeze(-2) - outputs.unsqueeze(-1), self.levels.unsqueeze(-1)
         with torch.no_grad():
             slopes = errors.clamp(-1.0, 1.0)  # of the Huber loss, which is slope * (u - slope / 2)
             weighted = torch.where(errors < 0, 1 - levels, levels) * slopes
         return (weighted * (errors - 0.5 * slopes)).mean(-1).sum(-1)
+
+    def _loss_of_sorted(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Return the same losses as `loss`, from sums over sorted targets t_j: in k log m steps instead of k m.
+
+        Let P(x) = sum_j max(x - t_j, 0) and Q(x) = 1/2 sum_j max(x - t_j, 0)^2. They follow from the number of targets
+        below x, their sum and the sum of their squares. Since huber(v) = (v^2 - max(v - 1, 0)^2) / 2 for v >= 0, the
+        targets below an output x add Q(x) - Q(x - 1) to the loss, with the derivative P(x) - P(x - 1). The same holds
+        for the targets above x, with max(t_j - x, 0) and x + 1.
+        """
+        with torch.no_grad():
+            size = target.shape[-1]
+            # float64, because differences of sums of squares would lose too many digits in float32
+            targets = target.double().sort(-1).values.expand(*outputs.shape[:-1], size).contiguous()
+            x = torch.stack((outputs, outputs - 1, outputs + 1), -2).double()
+            places = torch.searchsorted(targets, x.flatten(-2))
+            sums, squares = (F.pad(part.cumsum(-1), (1, 0)) for part in (targets, targets.square()))
+            count, of_sums, of_squares = (
+                part.view_as(x) for part in (places, sums.gather(-1, places), squares.gather(-1, places)))
+            p_below = x * count - of_sums
+            q_below = 0.5 * (x * (x * count - 2 * of_sums) + of_squares)
+            total, total_squares = sums[..., -1:, None], squares[..., -1:, None]
+            p_above = p_below - (x * size - total)
+            q_above = 0.5 * (x * (x * size - 2 * total) + total_squares) - q_below
+            value, slope = ((1 - self.levels) * (low[..., 0, :] - low[..., 1, :])
+                            + self.levels * (high[..., 0, :] - high[..., 2, :])
+                            for low, high in ((q_below, q_above), (p_below, -p_above)))
+        return ((value + slope * (outputs - outputs.detach())).sum(-1) / size).to(target.dtype)

@@ -157,15 +157,20 @@ class DDPG(OffPolicyActorCritic):
         scores, next_scores = self.both_scores(obs, next_obs, batch.action, next_action)
         target = actor.estimate.target(self.smallest(next_scores), batch.ret, batch.discount)
         loss_q, errors = self.critic_loss(batch, scores, target)
-        action = torch.tanh(actor.policy(obs))
-        with self.fixed_moments():
-            value = critic_scores(actor.critics if self.maximizes_mean else actor.critics[:1], obs, action)
-        value = actor.estimate.mean(value).mean(0)
-        loss_pi = -batch.mean(value)
-        if self.options.bc_alpha is not None:
-            scale = self.options.bc_alpha / batch.mean(value.detach().abs()).clamp(min=_SMALLEST)
-            loss_pi = scale * loss_pi + batch.mean((action - batch.action.reshape(action.shape)).square().mean(-1))
+        loss_pi = self._policy_loss(batch) if self.needs("pi") else loss_q.new_zeros(())
         return {"q": loss_q, "pi": loss_pi}, {"q": batch.mean(actor.estimate.mean_of_target(target))}, errors
+
+    def _policy_loss(self, batch: ReplayBatch) -> Tensor:
+        actor = self.actor
+        action = torch.tanh(actor.policy(batch.obs))
+        with self.fixed_moments():
+            value = critic_scores(actor.critics if self.maximizes_mean else actor.critics[:1], batch.obs, action)
+        value = actor.estimate.mean(value).mean(0)
+        if self.options.bc_alpha is None:
+            return -batch.mean(value)
+        scale = self.options.bc_alpha / batch.mean(value.detach().abs()).clamp(min=_SMALLEST)
+        distance = (action - batch.action.reshape(action.shape)).square().mean(-1)
+        return batch.mean(distance) - scale * batch.mean(value)
 
     # States
 

@@ -122,6 +122,7 @@ class ReplayAlgorithm(Algorithm):
         self.mini_batch_size: int = options.mini_batch_size
         self.num_updates_made = 0
         self._is_choice_checked = self._is_loss_checked = False
+        self._needed: tuple[str, ...] | None = None  # see `needs`; None: all groups
         self._compiled = CompiledLosses(
             self._losses_with_noise, {name: group.params for name, group in self.groups.items()},
             [self.actor, *self.targets.values()],
@@ -260,6 +261,13 @@ class ReplayAlgorithm(Algorithm):
             without gradient, for priorities.
         """
 
+    def needs(self, group: str) -> bool:
+        """Return whether the current update changes `group`; if not, `losses` may return any number for this group.
+
+        Losses thereby omit computations, for example of the policy with the option `policy_delay`.
+        """
+        return self._needed is None or group in self._needed
+
     def td_errors(self, batch: ReplayBatch) -> Tensor:
         """Return the absolute TD errors (B,) of a batch, without gradient."""
         with torch.no_grad(), self._precision():
@@ -339,8 +347,12 @@ class ReplayAlgorithm(Algorithm):
         for group in self.groups.values():
             group.zero_grad()
         recorder = None if self._compiled is None else NoiseRecorder(self.update_generator)
-        with self._precision():
-            found = self.losses(batch) if recorder is None else self._recorded_losses(batch, recorder)
+        self._needed = due if self._is_loss_checked else None
+        try:
+            with self._precision():
+                found = self.losses(batch) if recorder is None else self._recorded_losses(batch, recorder)
+        finally:
+            self._needed = None
         if not self._is_loss_checked:
             check_losses(self, found, batch)
             self._is_loss_checked = True
@@ -363,6 +375,7 @@ class ReplayAlgorithm(Algorithm):
         draws = [torch.empty(shape, device=self.device).normal_(generator=self.update_generator) for shape in shapes]
         if self._twin is None:
             self._twin = copy.copy(self)
+        self._twin._needed = due
         return compiled(batch, draws, due)
 
     def _recorded_losses(self, batch: ReplayBatch, recorder: NoiseRecorder) -> Losses:

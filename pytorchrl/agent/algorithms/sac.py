@@ -163,9 +163,11 @@ class SAC(OffPolicyActorCritic):
         target = actor.estimate.target(
             self.smallest(next_scores), batch.ret, batch.discount, bonus=-alpha * next_logp)
         action, logp = actor.sample_log_prob(obs, generator)
-        with self.fixed_moments():
-            values = actor.estimate.mean(critic_scores(actor.critics, obs, action))
-        policy_loss = batch.mean(alpha * logp - self._preferred(values))
+        policy_loss = logp.new_zeros(())
+        if self.needs("pi"):
+            with self.fixed_moments():
+                values = actor.estimate.mean(critic_scores(actor.critics, obs, action))
+            policy_loss = batch.mean(alpha * logp - self._preferred(values))
         return target, scores, policy_loss, -batch.mean(logp.detach())
 
     def _discrete_terms(self, batch: ReplayBatch, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -36,6 +36,7 @@ from pytorchrl.files.atomic import saved_int
 from pytorchrl.support.untyped import StateDict
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
+_UNUSED = np.zeros((0, 0), dtype=np.bool_)
 _DTYPES = {"reward": np.float32, "link": np.int64} | dict.fromkeys(
     ("terminated", "truncated", "valid", "drawable", "broken", "used"), np.bool_)
 MASK = "mask"
@@ -218,13 +219,13 @@ class Ring:
         heads = previous if are_reused else -1 - self.extras.take(num_envs)
         places = np.empty((num_steps + 1, num_envs), np.int64)
         places[:-1], places[-1] = rows.reshape(num_envs, num_steps).T, heads
-        finals = self._write_observations(leaves, rollout, places, previous)
+        ends = _final_index(rollout) if rollout.final_index.shape[0] else None
+        finals = self._write_observations(leaves, rollout, places, previous, ends)
         if not are_reused:
             self._release(previous[previous < 0])
-        link = places[1:]
-        if len(finals):
-            link = link.copy()
-            link[tuple(_final_index(rollout).T)] = finals
+        link, num_ended = places[1:], 0
+        if ends is not None:
+            link, heads, num_ended = self._end_episodes(link, heads, ends, finals)
         for name, values in (*columns.items(), ("link", link.T)):
             write_rows(self.columns[name], start, values)
         written = rows if start + count > self.capacity else slice(start, start + count)
@@ -232,14 +233,10 @@ class Ring:
         self.columns["broken"][written] = self.columns["used"][written] = False
         num_valid = int(np.count_nonzero(columns["valid"]))
         self.num_drawable += 0 if self._in_sequences else num_valid
-        if len(finals):
-            shown = link[-1] == heads  # false if an environment's last step ends an episode and so links to `finals`
-            self._release(heads[~shown])
-            heads = np.where(shown, heads, 0)
         start, self.total = self.total, self.total + count
         self._heads[source] = _Head(
             np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(),
-            None if len(finals) and not heads.all() else self._compared(leaves, done[-1], -1),
+            None if num_ended else self._compared(leaves, done[-1], -1),
             -1 if rollout.host is None else rollout.host.number)
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
@@ -520,6 +517,8 @@ class Ring:
         Returns:
             (E,) int64, the place of the extra observation that a linked environment no longer needs; 0 if not linked.
         """
+        if not np.count_nonzero(head.places):  # faster than the comparisons, in the step after an episode
+            return np.zeros(len(rows), dtype=np.int64)
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
         if not np.count_nonzero(same):
@@ -533,25 +532,58 @@ class Ring:
 
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
+        ends: np.ndarray | None,
     ) -> np.ndarray:
         """Write a rollout's observations; its first rows replace the extra observations at `previous` (0: none).
 
+        Args:
+            leaves: Observations by column, (T+1, E, ...).
+            rollout: The rollout, whose final observations (the last ones of K episodes) are written, too.
+            places: (T+1, E) int64, the place of each observation.
+            previous: (E,) int64.
+            ends: (2, K) int64, the steps and environments of the final observations; None if there are none.
+
         Returns:
-            (K,) int64, the places of the rollout's K final observations (the last observations of episodes).
+            (K,) int64, the places of the final observations.
         """
-        cut, finals = np.zeros(places.shape, dtype=np.bool_), _NO_ROWS
-        if rollout.final_index.shape[0]:
-            t, e = _final_index(rollout).T
-            cut[t + 1, e] = True  # the previous row links to the final observation of the episode, not to this row
-            finals = -1 - self.extras.take(len(t))
+        cut, before, finals = _UNUSED, _NO_ROWS, _NO_ROWS
+        if self._has_stacks:
+            cut = np.zeros(places.shape, dtype=np.bool_)
+        if ends is not None:
+            finals = -1 - self.extras.take(ends.shape[1])
+            if self._has_stacks:
+                cut[ends[0] + 1, ends[1]] = True  # the previous row links to the final observation, not to this row
+                before = places[ends[0], ends[1]]
         start = self.total % self.capacity
         for name, leaf in self.observations.items():
             leaf.write(start, leaves[name], places, previous, cut)
-            if len(finals):
+            if ends is not None:
                 last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
-                everything = np.ones((len(t), *leaves[name].shape[2:]), np.bool_)
-                leaf.write_finals(everything if last is None else as_values(last), finals, places[t, e])
+                values = np.ones((len(finals), *leaves[name].shape[2:]), np.bool_) if last is None else as_values(last)
+                leaf.write_finals(values, finals, before)
         return finals
+
+    def _end_episodes(
+        self, link: np.ndarray, heads: np.ndarray, ends: np.ndarray, finals: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Link steps that end episodes to final observations; see `_write_observations` for `ends` and `finals`.
+
+        Args:
+            link: (T, E) int64, the place of the observation after each step.
+            heads: (E,) int64, the places of the observations after the last steps.
+            ends: (2, K) int64.
+            finals: (K,) int64.
+
+        Returns:
+            The new `link`; the new `heads`, which are 0 where the last step ends an episode; and the number of these.
+        """
+        link, heads = link.copy(), heads.copy()
+        link[ends[0], ends[1]] = finals
+        ended = link[-1] != heads
+        unused = heads[ended]
+        self._release(unused)
+        heads[ended] = 0
+        return link, heads, len(unused)
 
     def _release(self, extras: np.ndarray) -> None:
         if len(extras):
@@ -561,7 +593,9 @@ class Ring:
 
 
 def _final_index(rollout: RolloutData) -> np.ndarray:
-    return rollout.final_index.numpy() if rollout.host is None else rollout.host.final_index
+    """Return the steps and environments of the final observations, (2, K) int64."""
+    index: np.ndarray = rollout.final_index.numpy() if rollout.host is None else rollout.host.final_index
+    return index.T
 
 
 def _bytes(leaves: dict[str, np.ndarray], done: np.ndarray, step: int) -> bytes:

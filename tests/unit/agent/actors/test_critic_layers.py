@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.actors import OffPolicyActor
-from pytorchrl.agent.actors.critic_layers import WARM_UP, BatchRenorm, CriticLayers, CriticOptions
+from pytorchrl.agent.actors.critic_layers import WARM_UP, BatchRenorm, CriticLayers, CriticOptions, Dropout
 
 SPACE, BOX = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
 ROWS, FEATURES = 6, 4
@@ -117,6 +117,37 @@ def array(tensor):
     return tensor.detach().numpy()
 
 
+def test_masks_of_dropout_are_hashes_of_a_counter_with_a_random_start():
+    """Compare with a loop over whole numbers of 32 bits without a sign."""
+    torch.manual_seed(3)
+    found = Dropout(0.3).mask(torch.empty(4, 5))
+    torch.manual_seed(3)
+    start, expected = int(torch.randint(-2**31, 2**31, (1,), dtype=torch.int32)), []
+    for i in range(20):
+        bits = (start + i * 0x9E3779B9) % 2**32
+        bits = ((bits ^ (bits >> 16)) * 0x85EBCA6B) % 2**32
+        bits = ((bits ^ (bits >> 13)) * 0xC2B2AE35) % 2**32
+        # the sign bit of the signed number is 1 in the upper half
+        expected.append(1 / 0.7 if (bits + 2**31) % 2**32 >= round(0.3 * 2**32) else 0.0)
+    torch.testing.assert_close(found, torch.tensor(expected).view(4, 5))
+    assert 0.0 in expected
+
+
+@pytest.mark.parametrize("p", [0.01, 0.5])
+def test_masks_of_dropout_look_independent(p):
+    """Compare the share of zeros, and products of neighbors in rows, columns and passes, with 5 standard errors."""
+    torch.manual_seed(1)
+    dropout, like = Dropout(p), torch.empty(256, 64)
+    zeros = torch.stack([dropout.mask(like) for _ in range(100)]).eq(0).double() - p
+    size, variance = zeros.numel(), p * (1 - p)
+    assert abs(float(zeros.mean())) < 5 * (variance / size) ** 0.5
+    for axis in range(3):
+        for distance in (1, 2, 16):
+            first, second = zeros.narrow(axis, 0, zeros.shape[axis] - distance), zeros.narrow(
+                axis, distance, zeros.shape[axis] - distance)
+            assert abs(float((first * second).mean())) < 5 * variance / first.numel() ** 0.5
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_the_layers_of_droq_are_linear_dropout_layer_normalization_relu(training):
     layers = layers_of(critic_norm="layer", critic_dropout=0.4).train(training)
@@ -127,7 +158,7 @@ def test_the_layers_of_droq_are_linear_dropout_layer_normalization_relu(training
     for layer, norm in zip(layers.layers, layers.norms, strict=True):
         x = x @ array(layer.weight).T + array(layer.bias)
         if training:
-            kept = array(torch.nn.functional.dropout(torch.ones(x.shape, dtype=torch.float64), 0.4))
+            kept = array(Dropout(0.4).mask(torch.ones(x.shape, dtype=torch.float64)))
             assert set(kept.round(6).flatten()) == {0.0, round(1 / 0.6, 6)}
             x = x * kept
         for i in range(ROWS):

@@ -127,6 +127,35 @@ def test_the_quantile_loss_and_its_gradient_equal_those_of_a_loop():
             assert float(outputs.grad[row, i]) == pytest.approx(slope, abs=1e-4)
 
 
+@pytest.mark.parametrize("shift", [0.0, 1e5])
+def test_the_quantile_loss_of_sorted_targets_equals_that_of_all_pairs(shift, monkeypatch):
+    """Compare the loss on a CPU with that of compiled code and GPUs, also for values far from 0 and equal values."""
+    generator = torch.Generator().manual_seed(1)
+    estimate = Quantiles(6).double()
+    outputs = (3 * torch.randn(3, 4, 6, generator=generator) + shift).double()
+    target = (3 * torch.randn(4, 9, generator=generator) + shift).double()
+    target[0, :3], target[1, 2:5] = outputs[0, 0, 2], outputs[0, 1, 0] + torch.arange(-1, 2)
+    found = []
+    for is_compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda is_compiling=is_compiling: is_compiling)
+        own = outputs.clone().requires_grad_()
+        losses = estimate.loss(own, target)
+        losses.square().sum().backward()
+        found.append((losses.detach(), own.grad))
+    assert found[0][0].shape == (3, 4)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_the_quantile_loss_of_a_value_that_is_not_finite_is_not_finite(wrong):
+    numbers = torch.arange(6.0).reshape(2, 3)
+    for place in range(3):
+        bad = numbers.clone()
+        bad[0, place] = wrong
+        for losses in (Quantiles(3).loss(bad, numbers), Quantiles(3).loss(numbers, bad)):
+            assert losses.isfinite().tolist() == [False, True]
+
+
 def test_quantiles_that_minimize_the_loss_are_in_order():
     """Learn the quantiles of numbers 0, 10, 20, ..., for which the quadratic part of the loss hardly matters.
 

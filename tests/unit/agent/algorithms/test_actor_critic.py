@@ -10,6 +10,7 @@ import torch
 
 from pytorchrl import train
 from pytorchrl.agent.actors import OffPolicyActor
+from pytorchrl.agent.actors.critic_layers import Dropout
 from pytorchrl.agent.algorithms import DDPG, SAC, TD3
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from tests.unit.agent.algorithms import replay_agents
@@ -165,7 +166,7 @@ def test_dropout_is_active_in_target_critics_and_in_the_loss_of_the_policy():
         generator, SAMPLES, ACTION_SIZE)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        masks = [[double(torch.nn.functional.dropout(torch.ones(SAMPLES, 5), 0.4)) for _ in range(2)] for _ in range(3)]
+        masks = [[double(Dropout(0.4).mask(torch.ones(SAMPLES, 5))) for _ in range(2)] for _ in range(3)]
     of_target, of_critics, of_policy = masks
     assert len({mask.tobytes() for pair in masks for mask in pair}) == 6
 
