@@ -17,7 +17,7 @@ project_copyright = "2026, the pytorchrl authors. MIT license."
 version = release = pytorchrl.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb",
-              "sphinx_copybutton", "option_tables", "offline_math", "source_links"]
+              "sphinx_copybutton", "option_tables", "scores_table", "offline_math", "source_links"]
 # The page of a notebook is its copy NAME.ipynb, which has the outputs. Its text NAME.md would have the same name.
 NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*.ipynb"))
 # Cells of notebooks with more lines of code are folded; readers open them with a click, without a script.
