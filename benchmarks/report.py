@@ -4,7 +4,6 @@
     python benchmarks/report.py docs/benchmarks/roofline.jsonl
     python benchmarks/report.py docs/benchmarks/compile.jsonl
     python benchmarks/report.py docs/benchmarks/one_core.jsonl
-    python benchmarks/report.py docs/benchmarks/shelf.jsonl
     python benchmarks/report.py docs/benchmarks/pairs.jsonl
 
 From the results of `scores.py`, the script writes `scores.md` (the table), `scores_short.md` (that of the first page)
@@ -216,7 +215,8 @@ def pairs_table(lines: list[dict[str, Any]]) -> str:
     counts = {outcome: sum(len(line["cases"]) for line in lines if line["outcome"] == outcome)
               for outcome in ("trains", "refused")}
     summary = f"Of {len(found):,} cases, {counts['trains']:,} train and resume, and {counts['refused']:,} are refused."
-    notes = [f"- **{letter}** {reason}" for reason, letter in reasons.items()]
+    notes = ["| mark | reason of the refusal |", "|---|---|"]
+    notes += [f"| {letter} | {reason} |" for reason, letter in reasons.items()]
     return "\n".join([summary, "", *rows, "", *notes]) + "\n"
 
 
@@ -225,35 +225,8 @@ def _letters(number: int) -> str:
     return ("" if number < 26 else _letters(number // 26 - 1)) + chr(ord("a") + number % 26)
 
 
-def shelf_table(lines: list[dict[str, Any]]) -> str:
-    """Return Markdown tables of `shelf.py`: algorithms beside their relatives, and beside other libraries."""
-    rows = ["| algorithm | beside | ratio of rates | compiled | ratio of matrix products |", "|---|---|---|---|---|"]
-    peers = ["| algorithm | library | ratio of rates | compiled |", "|---|---|---|---|"]
-    cases = dict.fromkeys(line["case"] for line in lines if "ratios" in line)
-    for case in cases:
-        ratios = {name: found for line in lines if line["case"] == case for name, found in line["ratios"].items()}
-        programs = {name: found for line in lines if line["case"] == case for name, found in line["programs"].items()}
-        for name, found in ratios.items():
-            first, _, other = name.partition(" / ")
-            if first.endswith(", compiled"):
-                continue
-            end = "" if case.endswith("-peers") else ", compiled"
-            cells = f"{_ratio(found)} | {_ratio(ratios.get(f'{first}, compiled / {other}{end}'))} |"
-            if end:
-                products = programs[first]["gflop"] / programs[other]["gflop"]
-                rows.append(f"| `{case}` | {other.partition(' ')[0]} | {cells} {products:.2g} |")
-            else:
-                peers.append(f"| `{first}` | {other} | {cells}")
-    return "\n".join((*rows, "", *peers)) + "\n"
-
-
-def _ratio(found: list[float] | None) -> str:
-    """Return the median, the smallest and the largest ratio of the rounds."""
-    return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})" if found else ""
-
-
 TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table, "scores": scores_table,
-          "pairs": pairs_table, "shelf": shelf_table}
+          "pairs": pairs_table}
 """Name of a file of results -> function that returns its table."""
 
 
