@@ -54,6 +54,7 @@ QUICK = {
     "reading_sample.py": "--seed 1",
     "replay_shard.py": "--seconds 0.3 --size 1000 --batch 32",
     "report.py": "roofline.jsonl",
+    "shelf.py": "--cases insertion --inserts 100",
     "simulation.py": "--col-workers 4 --grad-workers 2 --updates 2",
 }
 # The same for runs that take longer.
@@ -198,6 +199,12 @@ def test_the_table_of_presets_of_kinds_is_current(monkeypatch):
     for (task, defaults), seeds in runs.items():
         if defaults in ("new", "old"):
             assert sorted(seeds) == [1, 2, 3, 4, 5], (task, defaults)
+
+
+def test_the_tables_of_algorithms_beside_their_relatives_are_current():
+    path = ROOT / "docs" / "benchmarks" / "shelf.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").shelf_table(lines)
 
 
 def test_the_table_of_programs_on_one_core_is_current():
