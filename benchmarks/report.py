@@ -5,11 +5,12 @@
     python benchmarks/report.py docs/benchmarks/compile.jsonl
     python benchmarks/report.py docs/benchmarks/one_core.jsonl
     python benchmarks/report.py docs/benchmarks/pairs.jsonl
+    python benchmarks/report.py docs/benchmarks/shelf.jsonl
 
 From the results of `scores.py`, the script writes `scores.md` (the table), `scores_short.md` (that of the first page)
 and one SVG file per environment; from the lines that `roofline.py` and `compile_choice.py` have printed, it writes
-`roofline.md` and `compile.md`; from the rounds of the programs in `one_core.jsonl`, it writes `one_core.md`; and
-from the groups of `pairs.py`, it writes `pairs.md`. The files are next to the given file.
+`roofline.md` and `compile.md`; from the rounds of the programs in `one_core.jsonl`, it writes `one_core.md`; from the
+groups of `pairs.py`, `pairs.md`; and from the lines of `shelf.py`, `shelf.md`. The files are next to the given file.
 """
 
 from __future__ import annotations
@@ -225,8 +226,35 @@ def _letters(number: int) -> str:
     return ("" if number < 26 else _letters(number // 26 - 1)) + chr(ord("a") + number % 26)
 
 
-TABLES = {"roofline": roofline_table, "compile": compile_table, "one_core": one_core_table, "scores": scores_table,
-          "pairs": pairs_table}
+def shelf_table(lines: list[dict[str, Any]]) -> str:
+    """Return two Markdown tables from the lines of `shelf.py`: beside the nearest relatives, and other libraries."""
+    rows = ["| algorithm | beside | products | time | time, compiled |", "|---|---|---|---|---|"]
+    others = ["| algorithm | beside | ratio of the rates | compiled |", "|---|---|---|---|"]
+    for case in dict.fromkeys(line["case"] for line in lines if "programs" in line):
+        found = [line for line in lines if line["case"] == case]
+        if case.endswith("-peers"):
+            ratios = {key: value for line in found for key, value in line["ratios"].items()}
+            for other in dict.fromkeys(key.partition(" / ")[2] for key in ratios):
+                cells = [_ratio(value) for key, value in ratios.items() if key.endswith(f" / {other}")]
+                others.append(f"| {case.removesuffix('-peers')} | {other} | {' | '.join(cells)} |")
+            continue
+        times = ["", ""]
+        for line in found:
+            median, low, high = next(iter(line["ratios"].values()))
+            times["compiled" in next(iter(line["ratios"]))] = _ratio([1 / median, 1 / high, 1 / low])
+        mine, relative = next(line["programs"] for line in found if "gflop" in str(line)).items()
+        name = relative[0].partition(" ")[0]
+        rows.append(f"| {case} | {name} | {mine[1]['gflop'] / relative[1]['gflop']:.2f} | {' | '.join(times)} |")
+    return "\n".join([*rows, "", *others]) + "\n"
+
+
+def _ratio(values: list[float]) -> str:
+    median, low, high = values
+    return f"{median:.2f} ({low:.2f}\u2013{high:.2f})"
+
+
+TABLES = {"shelf": shelf_table, "roofline": roofline_table, "compile": compile_table, "one_core": one_core_table,
+          "scores": scores_table, "pairs": pairs_table}
 """Name of a file of results -> function that returns its table."""
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.factories import Agent, AlgorithmFactory
 
 _BREAK_EVEN = {"PPO": 22_000, "A2C": 26_000, "IMPALA": 31_000, "APPO": 20_000, "DQN": 35_000, "DDPG": 17_000,
-               "TD3": 20_000, "SAC": 12_000}
+               "TD3": 20_000, "SAC": 12_000, "MPO": 8_000}
 """Number of updates with which compiled losses take as much processor time as others, by the algorithm's class.
 
 The numbers come from the measurements in docs/benchmarks/compilation.md. Algorithms that are not in the table are

@@ -55,6 +55,7 @@ QUICK = {
     "recurrent.py": "--tasks cartpole --sides gru sb3_contrib --rounds 1 --rollouts 1",
     "replay_shard.py": "--seconds 0.3 --size 1000 --batch 32",
     "report.py": "roofline.jsonl",
+    "shelf.py": "--cases insertion --inserts 100",
     "simulation.py": "--col-workers 4 --grad-workers 2 --updates 2",
 }
 # The same for runs that take longer.
@@ -211,6 +212,12 @@ def test_the_tables_of_combinations_are_current_and_describe_each_switch():
     assert path.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").pairs_table(lines)
     described = "\n".join(line.split("|")[1] for line in page.read_text(encoding="utf-8").splitlines() if "|" in line)
     assert [name for name in module_of("pairs").SWITCHES if name not in described] == []
+
+
+def test_the_tables_of_algorithms_beside_their_relatives_are_current():
+    path = ROOT / "docs" / "benchmarks" / "shelf.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == module_of("report").shelf_table(lines)
 
 
 def test_the_table_of_programs_on_one_core_is_current():

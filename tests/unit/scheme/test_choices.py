@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pytorchrl import (
-    APPO, DQN, PPO, R2D2, SAC, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme,
-    SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
+    APPO, DQN, MPO, PPO, R2D2, SAC, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer,
+    Scheme, SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
 )
 from pytorchrl.agent.algorithms import compile_rule, precision
 from pytorchrl.agent.algorithms.precision import PrecisionOptions, PrecisionTrial
@@ -42,14 +42,15 @@ def trials(monkeypatch):
 
 def agent_of(kind, **options):
     """Return the factories of an agent, with `options` of its algorithm."""
-    envs = VecEnv.create_factory("Pendulum-v1" if kind == "sac" else "CartPole-v1", vec_env_size=2)
+    envs = VecEnv.create_factory("Pendulum-v1" if kind in ("sac", "mpo") else "CartPole-v1", vec_env_size=2)
     spaces = envs.observation_space, envs.action_space
     replay = {"start_steps": 16, "update_every": 8, "num_updates": 1, "mini_batch_size": 8}
     if kind == "dqn":
         return (DQN.create_factory(**{**replay, **options}), QActor.create_factory(*spaces, hidden_sizes=(8,)),
                 ReplayBuffer.create_factory(200, rollout_size=8), envs)
-    if kind == "sac":
-        return (SAC.create_factory(**{**replay, **options}), OffPolicyActor.create_factory(*spaces, hidden_sizes=(8,)),
+    if kind in ("sac", "mpo"):
+        cls = SAC if kind == "sac" else MPO
+        return (cls.create_factory(**{**replay, **options}), OffPolicyActor.create_factory(*spaces, hidden_sizes=(8,)),
                 ReplayBuffer.create_factory(200, rollout_size=8), envs)
     if kind == "r2d2":
         return (R2D2.create_factory(**{**replay, **options}),
@@ -241,6 +242,8 @@ def test_options_that_change_the_number_of_updates_change_the_choice(compiler):
     assert compile_choice("sac", 20_000, update_every=1) is True
     assert compile_choice("sac", 20_000, update_every=1, start_steps=19_000) is False
     assert compile_choice("sac", 20_000, update_every=50, num_updates=50) is True
+    assert compile_choice("mpo", 10_000, update_every=1) is True
+    assert compile_choice("mpo", 10_000, update_every=1, dual_solver="exact") is False
     assert compile_choice("ppo", 200_000, num_epochs=4) is True
     assert compile_choice("ppo", 200_000, num_epochs=4, mini_batch_size=32) is True
     assert compile_choice("ppo", 200_000, num_epochs=1) is False

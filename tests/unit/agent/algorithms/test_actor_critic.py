@@ -142,6 +142,20 @@ def test_only_every_nth_update_changes_the_policy(kind, delayed):
         assert moves == (number % 3 == 0 or kind != "td3"), "only the targets of TD3 are delayed, too"
 
 
+@pytest.mark.parametrize("kind", ["sac", "td3"])
+def test_the_loss_of_a_policy_that_does_not_change_is_not_computed(kind):
+    """Count the passes of the first critic: two of them are those of the loss of the critics and of the policy."""
+    algorithm, passes = replay_agents.make(kind, policy_delay=3), []
+    algorithm.applies_at_once = True
+    algorithm.actor.critics[0].register_forward_hook(lambda *_: passes.append(algorithm.num_updates_made + 1))
+    replay_agents.update(algorithm, times=7)
+    counts = collections.Counter(passes)
+    assert counts == {1: 2, 2: 1, 3: 2, 4: 1, 5: 1, 6: 2, 7: 1}, "the losses of the first batch are all checked"
+    passes.clear()
+    algorithm.losses(replay_agents.make_batch(algorithm))
+    assert len(passes) == 2, "all losses of a direct call are computed"
+
+
 def test_subsets_and_batches_of_impossible_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"critic_subset must be at most .* num_critics=2, got 3; give num_critics=3"):
         train("sac", "Pendulum-v1", critic_subset=3)
