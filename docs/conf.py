@@ -24,8 +24,9 @@ NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*
 LONGEST_CODE = 20
 exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEBOOKS),
                     "benchmarks/asynchronous.md", "benchmarks/compile.md", "benchmarks/coverage.md",
-                    "benchmarks/defaults.md", "benchmarks/history.md", "benchmarks/one_core.md", "benchmarks/shelf.md",
-                    "benchmarks/roofline.md", "benchmarks/scores.md", "benchmarks/scores_short.md"]
+                    "benchmarks/defaults.md", "benchmarks/history.md", "benchmarks/one_core.md", "benchmarks/pairs.md",
+                    "benchmarks/roofline.md", "benchmarks/scores.md", "benchmarks/scores_short.md",
+                    "benchmarks/shelf.md"]
 
 html_theme = "furo"
 html_title = f"pytorchrl {release}"
