@@ -67,6 +67,7 @@ class Kernel:
         self._scaled = (weight * scale.unsqueeze(1)).t().contiguous()
         self._product = weight.new_empty(num_rows, len(weight))
         self._by_gate = self._product.numpy().reshape(num_rows, num_gates, size).transpose(1, 0, 2)
+        self._added = np.empty_like(self._scale)
         self.last = self._forward(state)
         self.previous = self._before(state[0], self.outputs)
 
@@ -86,6 +87,12 @@ class Kernel:
             the parts (B, S) of the gradient of `state`.
         """
         raise NotImplementedError
+
+    def _add_recurrence(self, before: Tensor, gates: np.ndarray) -> None:
+        """Add the product of the previous output (B, S) and its scaled weights to the gates (k, B, S) of a step."""
+        torch.mm(before, self._scaled, out=self._product)
+        self._added[...] = self._by_gate
+        np.add(gates, self._added, out=gates)
 
     def _gradient(self) -> tuple[Tensor, np.ndarray]:
         """Return a tensor (L, B, G), and a view (L, k, B, S) of it."""
@@ -109,7 +116,7 @@ class GRUKernel(Kernel):
 
     @override
     def _forward(self, state: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        hidden, half, added = state[0], self._scale[:2], np.empty_like(self._scale)
+        hidden, half = state[0], self._scale[:2]
         self._candidate, gates = self._gates[:, 2].copy(), self._gates
         gates *= self._scale
         gates[:, 2] = 0
@@ -121,9 +128,7 @@ class GRUKernel(Kernel):
                 before = torch.from_numpy(hidden)
             gate, candidate, output = gates[t], self._candidate[t], self.outputs[t]
             sigmoids = gate[:2]
-            torch.mm(before, self._scaled, out=self._product)
-            added[...] = self._by_gate
-            np.add(gate, added, out=gate)
+            self._add_recurrence(before, gate)
             np.tanh(sigmoids, out=sigmoids)
             np.multiply(sigmoids, half, out=sigmoids)
             np.add(sigmoids, half, out=sigmoids)
@@ -172,7 +177,7 @@ class LSTMKernel(Kernel):
     @override
     def _forward(self, state: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         hidden, cell = state
-        gates, scale, shift, added = self._gates, self._scale, 1 - self._scale, np.empty_like(self._scale)
+        gates, scale, shift = self._gates, self._scale, 1 - self._scale
         gates *= scale
         gates += self._bias
         self._cells, self._squashed = np.empty_like(self.outputs), np.empty_like(self.outputs)
@@ -181,9 +186,7 @@ class LSTMKernel(Kernel):
             if first is not None:
                 before, cell = torch.from_numpy(_without(before.numpy(), first)), _without(cell, first)
             gate, new, squashed = gates[t], self._cells[t], self._squashed[t]
-            torch.mm(before, self._scaled, out=self._product)
-            added[...] = self._by_gate
-            np.add(gate, added, out=gate)
+            self._add_recurrence(before, gate)
             np.tanh(gate, out=gate)
             np.multiply(gate, scale, out=gate)
             np.add(gate, shift, out=gate)
