@@ -14,6 +14,7 @@ an evaluation at this point. Evaluations count as processor time. `report.py` ma
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -23,8 +24,7 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-import numpy as np
+from recurrent import Shown
 from results import origin
 
 from pytorchrl import linear, train
@@ -60,18 +60,6 @@ class Case(NamedTuple):
         return f"{self.env}, velocity hidden" if "wrappers" in self.options else self.env
 
 
-class WithoutVelocity(gym.ObservationWrapper):
-    """A wrapper of Pendulum that leaves out the velocity, which only several observations show."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    def observation(self, observation: Any) -> Any:
-        """Return the cosine and the sine of the angle."""
-        return observation[:2]
-
-
 _SIMBA = "mean and sd of 10 seeds, results of SimbaV2"
 _NARROW = {"critic_hidden_sizes": (256, 256)}
 _PUBLISHED = {
@@ -81,7 +69,7 @@ _PUBLISHED = {
 _DISCRETE = {
     "num_steps": 4, "update_every": 4, "num_updates": 2, "replay_size": 50_000, "start_steps": 1000, "gamma": 0.98,
     "mini_batch_size": 128, "hidden_sizes": (64, 64), "lr_q": 1e-3, "lr_pi": 1e-3}
-_HIDDEN = {"wrappers": (WithoutVelocity,)}
+_HIDDEN = {"wrappers": (functools.partial(Shown, entries=(0, 1)),)}
 _PPO = {"normalize_obs": False, "normalize_reward": False}
 CASES = {
     "ppo-cartpole": Case("ppo", "CartPole-v1", 100_000, {
