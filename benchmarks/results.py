@@ -19,10 +19,16 @@ CORES = usable_cores()
 
 @functools.cache
 def origin() -> dict[str, Any]:
-    """Return the commit, with "-dirty" if tracked files have changed since, and the machine and its versions."""
+    """Return the commit and the machine with its versions; "-dirty" follows the commit if tracked files have changed.
+
+    Files in `docs` do not count, since benchmarks append their results there.
+    """
     try:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"], text=True,
-                                capture_output=True, check=False, cwd=Path(__file__).parent).stdout.strip() or None
+        commit, changed = (subprocess.run(["git", *command], text=True, capture_output=True, check=False,
+                                          cwd=Path(__file__).parent).stdout.strip()
+                           for command in (["rev-parse", "--short=8", "HEAD"],
+                                           ["status", "--porcelain", "-uno", "--", ":/", ":(exclude,top)docs"]))
+        commit = f"{commit}{'-dirty' if changed else ''}" if commit else None
     except FileNotFoundError:  # git is not installed
         commit = None
     return {"commit": commit,
