@@ -121,7 +121,7 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
         "clip_param": 0.1, "entropy_coef": 0.01, "target_steps": 10_000_000, **_ATARI,
     },
     ("a2c", "classic"): {
-        "num_envs": 8, "num_steps": 16, "gae_lambda": 1.0, "lr": linear(2e-3, 0.0), "entropy_coef": 0.0,
+        "num_envs": 8, "num_steps": 8, "gae_lambda": 1.0, "lr": linear(2e-3, 0.0), "entropy_coef": 0.0,
         "target_steps": 500_000,
     },
     ("a2c", "box2d"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 1_000_000},
