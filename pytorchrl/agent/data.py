@@ -318,6 +318,13 @@ class RolloutData:
         valid = valid.numpy() if isinstance(valid, Tensor) else valid
         return int(np.count_nonzero(valid))  # faster than the sum of a small tensor
 
+    def next_observations(self, leaf: str) -> Tensor:
+        """Return the next observation of each transition, (T, E, ...), which may be the last one of an episode."""
+        rows = self.obs[leaf][1:].clone()
+        if len(self.final_index):
+            rows[self.final_index.unbind(1)] = self.final_obs[leaf]
+        return rows
+
     def map(self, function: Callable[[Payload], object]) -> RolloutData:
         """Return a copy with `function` applied to every tensor, array or encoded array (`Packed`)."""
         def apply(value: object) -> FieldValue:

@@ -22,6 +22,11 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
     return count, mean_a + delta * share, m2_a + m2_b + delta * delta * (count_a * share)
 
 
+def joint_moments(parts: Iterable[Moments]) -> Moments:
+    """Return the moments of the union of one or more disjoint sets of samples, merged in the order of `parts`."""
+    return functools.reduce(merge_moments, parts)
+
+
 def mean_and_std(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
     """Return the mean and the sample standard deviation of the union of several sets; both are 0 without samples.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.moments import Moments, merge_moments
+from pytorchrl.agent.moments import Moments, joint_moments, merge_moments
 from pytorchrl.agent.recursion import as_float64, as_values, backward_recursion, functions_for
 from pytorchrl.agent.transfers import on_device, on_host
 
@@ -29,7 +28,7 @@ def moments(samples: Tensor) -> Moments:
     M2 is the sum of squared deviations from the mean. Many samples are divided into parts of at most `_PART_BYTES`.
     """
     parts = torch.split(samples, max(1, _PART_BYTES // (8 * math.prod(samples.shape[1:]))))
-    return functools.reduce(merge_moments, map(_moments_of_part, parts))
+    return joint_moments(map(_moments_of_part, parts))
 
 
 def _moments_of_part(samples: Tensor) -> Moments:

@@ -5,9 +5,9 @@ T = steps of a rollout, E = environments, B = samples of a batch, F = features, 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import functools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -20,7 +20,7 @@ from pytorchrl.agent.actors.normalizers import RunningMoments, discounted_sums, 
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.trunk import CRITIC_GROUP, Trunk
 from pytorchrl.agent.data import Batch, Evaluate, Evaluated, LossParameters, Obs, RolloutData
-from pytorchrl.agent.moments import Moments, merge_moments
+from pytorchrl.agent.moments import Moments, joint_moments
 from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.recursion import as_values
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
@@ -28,8 +28,7 @@ from pytorchrl.agent.storages.returns import continuing_gae
 from pytorchrl.agent.transfers import on_device
 from pytorchrl.errors import ConfigError, Problem
 
-_CLIP = 5.0
-"""Largest absolute value of a normalized observation: Burda et al. 2019, section 2.4."""
+_CLIP = 5.0  # largest absolute value of a normalized observation: section 2.4
 _PREFIX = "rnd/"
 _RETURN = f"{_PREFIX}return"
 
@@ -89,15 +88,14 @@ class RND(nn.Module):
             _Network(Trunk(plain, generator, spaces=spaces), num_layers, generator) for num_layers in (0, 2))
         self.target.requires_grad_(False)
         self.value_head = linear(actor.value_head.in_features, 1, 1.0, generator)
-        normalized = {leaf: space for leaf, space in spaces.items() if isinstance(space, gym.spaces.Box)}
+        normalized = [leaf for leaf, space in spaces.items() if isinstance(space, gym.spaces.Box)]
         self._leaves, self._normalized = tuple(spaces), {leaf: place for place, leaf in enumerate(normalized)}
-        self.obs_moments = module_list(RunningMoments(tuple(space.shape or ())) for space in normalized.values())
+        self.obs_moments = module_list(RunningMoments(tuple(spaces[leaf].shape or ())) for leaf in normalized)
         self.return_moments = RunningMoments(())
         # The moments with those of the train batch in use, which all workers merge only with the first update from it.
-        self._current = module_list(RunningMoments(tuple(space.shape or ())) for space in normalized.values())
+        self._current = copy.deepcopy(self.obs_moments)
         self._actor, self._options = [actor], options  # a list, so that the actor is not a submodule
-        self._sums: dict[Hashable, np.ndarray] = {}
-        self._found: dict[str, Moments] = {}
+        self._sums, self._found = dict[Hashable, np.ndarray](), dict[str, Moments]()
         self.to(actor.device)
         share = ("predicted",) if options.predictor_proportion < 1.0 else ()
         self.sample_values = ("intrinsic_reward", "intrinsic_ret", *share, *(_PREFIX + leaf for leaf in self._leaves))
@@ -117,27 +115,26 @@ class RND(nn.Module):
         """
         new = [pair for pair in zip(rollouts, sources, strict=True) if "intrinsic_reward" not in pair[0].other]
         for rollout, _ in new:
-            rollout.other.update({_PREFIX + leaf: next_observations(rollout, leaf) for leaf in self._leaves})
-        found = {_PREFIX + leaf: _joint(
-            moments(rollout.other[_PREFIX + leaf][rollout.valid]) for rollout, _ in new)
-            for leaf in self._normalized} if new else {}
-        for name, place in self._normalized.items():
-            self._current[place].load_state_dict(self.obs_moments[place].state_dict())
-            if new:
-                self._current[place].merge(found[_PREFIX + name])
+            rollout.other.update({_PREFIX + leaf: rollout.next_observations(leaf) for leaf in self._leaves})
+        for current, merged in zip(self._current, self.obs_moments, strict=True):
+            current.load_state_dict(merged.state_dict())
         if not new:
             return
+        self._found = {_PREFIX + leaf: joint_moments(
+            moments(rollout.other[_PREFIX + leaf][rollout.valid]) for rollout, _ in new) for leaf in self._normalized}
+        for leaf, place in self._normalized.items():
+            self._current[place].merge(self._found[_PREFIX + leaf])
         rewards = [self._raw_rewards(rollout, evaluate) for rollout, _ in new]
-        found[_RETURN] = _joint(self._sum_moments(reward, *pair) for reward, pair in zip(rewards, new, strict=True))
-        scale = RunningMoments(())
-        scale.merge(merge_moments(_moments_of(self.return_moments), found[_RETURN]))
+        self._found[_RETURN] = joint_moments(
+            self._sum_moments(reward, *pair) for reward, pair in zip(rewards, new, strict=True))
+        returns = copy.deepcopy(self.return_moments)
+        returns.merge(self._found[_RETURN])
         for reward, (rollout, _) in zip(rewards, new, strict=True):
-            rollout.other["intrinsic_reward"] = reward * scale.scale.to(reward.device)
+            rollout.other["intrinsic_reward"] = reward * returns.scale
             rollout.other["intrinsic_value"] = self._values(rollout, evaluate)
             if (share := self._options.predictor_proportion) < 1.0:
                 drawn = torch.rand(reward.shape, generator=generator) < share
                 rollout.other["predicted"] = on_device(drawn.float() / share, reward.device)
-        self._found = found
 
     def advantages(self, rollout: RolloutData, extrinsic: np.ndarray | Tensor, gae_lambda: float,
                    parameters: Mapping[str, float], recompute: Evaluate | None) -> np.ndarray | Tensor:
@@ -186,18 +183,14 @@ class RND(nn.Module):
         """Return the errors (N,) of the predictor for next observations, leaf -> (N, ...)."""
         x = {**obs, **{leaf: self._current[place].normalize(obs[leaf], _CLIP)
                        for leaf, place in self._normalized.items()}}
-        with torch.no_grad():
-            wanted = self.target(x)
-        error: Tensor = (self.predictor(x) - wanted).square().mean(-1)
-        return error
+        return (self.predictor.forward(x) - self.target.forward(x)).square().mean(-1)
 
     def terms(self, evaluated: Evaluated, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the losses of the predictor and of the second value head, and the rewards; see `PPO.terms`."""
         assert evaluated.value_features is not None, "evaluate_all() returned no features of the value"
         value = self.value_head(evaluated.value_features).squeeze(-1)
-        shape = batch.ret.shape
-        rows = {leaf: batch.other[_PREFIX + leaf].flatten(0, len(shape) - 1) for leaf in self._leaves}
-        error = self.errors(rows).view(shape)
+        rows = {leaf: batch.other[_PREFIX + leaf].flatten(0, batch.ret.ndim - 1) for leaf in self._leaves}
+        error = self.errors(rows).view_as(batch.ret)
         if "predicted" in batch.other:
             error = error * batch.other["predicted"]
         terms = {"intrinsic_value_loss": 0.5 * (value - batch.other["intrinsic_ret"]).square(),
@@ -237,8 +230,7 @@ class RND(nn.Module):
         def values(obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> Tensor:
             (actor,) = self._actor
             features_of = actor.policy_features if actor.is_shared else actor.value_features
-            found: Tensor = self.value_head(features_of(actor.normalize(obs), rhs, done)[0])
-            return found.squeeze(-1).float()
+            return self.value_head.forward(features_of(actor.normalize(obs), rhs, done)[0]).squeeze(-1).float()
 
         rows = [{name: leaf.flatten(0, 1) for name, leaf in part.items()} for part in (rollout.obs, rollout.rhs)]
         return evaluate(values, rows[0], rows[1], rollout.done.flatten(0, 1)).view(rollout.done.shape)
@@ -255,22 +247,4 @@ class _Network(nn.Module):
 
     def forward(self, obs: Obs) -> Tensor:
         """Return the outputs (N, K) float32 for normalized observations, leaf -> (N, ...)."""
-        outputs: Tensor = self.head(self.layers.forward(self.trunk.encode(obs)))
-        return outputs.float()
-
-
-def next_observations(rollout: RolloutData, leaf: str) -> Tensor:
-    """Return the next observation of each transition, (T, E, ...), which may be the last one of an episode."""
-    rows = rollout.obs[leaf][1:].clone()
-    if len(rollout.final_index):
-        t, e = rollout.final_index.unbind(1)
-        rows[t, e] = rollout.final_obs[leaf]
-    return rows
-
-
-def _joint(parts: Iterable[Moments]) -> Moments:
-    return functools.reduce(merge_moments, parts)
-
-
-def _moments_of(running: RunningMoments) -> Moments:
-    return running.count.cpu(), running.mean.cpu(), running.m2.cpu()
+        return self.head.forward(self.layers.forward(self.trunk.encode(obs))).float()

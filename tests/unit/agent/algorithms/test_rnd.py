@@ -11,7 +11,7 @@ import torch
 
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms import APPO, PPO
-from pytorchrl.agent.algorithms.rnd import RND, next_observations
+from pytorchrl.agent.algorithms.rnd import RND
 from pytorchrl.agent.moments import merge_moments
 from pytorchrl.agent.storages.returns import continuing_gae
 from pytorchrl.errors import ConfigError
@@ -61,7 +61,7 @@ def test_rewards_are_errors_divided_by_the_deviation_of_their_discounted_sums(
     assert sum(int((rollout.terminated | rollout.truncated).sum()) for rollout in rollouts) >= 4
     rows = [true_next(rollout) for rollout in rollouts]
     for rollout, expected in zip(rollouts, rows, strict=True):
-        np.testing.assert_array_equal(next_observations(rollout, "obs").numpy(), expected.astype(np.float32))
+        np.testing.assert_array_equal(rollout.next_observations("obs").numpy(), expected.astype(np.float32))
     seen = np.concatenate([row[mask] for row, mask in zip(rows, valid, strict=True)])
     mean, std = seen.mean(0), np.sqrt(seen.var(0) + 1e-8)
     assert np.abs((seen - mean) / std).max() > 5.5  # is clipped
