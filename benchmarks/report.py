@@ -27,8 +27,11 @@ import matplotlib as mpl
 import numpy as np
 
 mpl.use("svg")
+from cycler import cycler
 from matplotlib import pyplot as plt
+from matplotlib.ticker import EngFormatter, ScalarFormatter
 from pairs import SWITCHES
+from scores import CASES
 
 from pytorchrl.analysis import estimate, iqm, mean
 from pytorchrl.analysis.aggregates import Statistic
@@ -41,22 +44,23 @@ Runs = list[dict[str, Any]]
 
 
 def scores_table(lines: Runs) -> str:
-    """Return a table with a row for each case of `scores.py`, in the order of environments.
+    """Return a table with a row for each case of `scores.py`, by environment, with the highest scores first.
 
-    The last column compares algorithms after equal processor time: that of the fastest of them in this environment.
+    The last column compares algorithms after equal processor time, the median over the algorithms of an environment. If
+    a run ended before, this is its last evaluation.
     """
     rows = ["| environment | algorithm | env steps | seeds | return, interquartile mean [95 % interval] "
             "| lowest to highest | published | minutes per run | return after equal processor time |",
             "|---|---|---|---|---|---|---|---|---|"]
-    for env, cases in _by_env(lines).items():
-        equal = min(_minutes(runs) for runs in cases.values())
-        for name, runs in cases.items():
-            evals = [run["eval_return"] for run in runs]
+    for env, cases in sorted(_by_env(lines).items()):
+        equal = statistics.median(_minutes(runs) for runs in cases.values())
+        for name, runs in _ranked(cases):
+            evals = _returns(runs)
             is_timed = all("cpu_s" in run for run in runs) and len(cases) > 1
             after = statistics.fmean(_after(run, 60 * equal) for run in runs) if is_timed else 0.0
             rows.append(
                 f"| {env} | {name.partition('-')[0]} | {runs[0]['env_steps']:,} | {len(runs)} | {_score(iqm, evals)} "
-                f"| {min(evals):,.0f} to {max(evals):,.0f} | {runs[0]['published']} | {_minutes(runs):.1f} "
+                f"| {min(evals):,.0f} to {max(evals):,.0f} | {CASES[name].published} | {_minutes(runs):.1f} "
                 f"| {f'{after:,.0f} ({equal:.1f} min)' if is_timed else ''} |")
     return "\n".join(rows) + "\n"
 
@@ -68,8 +72,8 @@ def short_table(lines: Runs) -> str:
         for runs in cases.values():
             if runs[0]["algorithm"] == "ppo":
                 assert len(runs) == 3
-                score = _score(mean, [run["eval_return"] for run in runs])
-                rows.append(f"| {env} | {runs[0]['env_steps']:,} | {score} | {runs[0]['published']} |")
+                published = CASES[runs[0]["case"]].published
+                rows.append(f"| {env} | {runs[0]['env_steps']:,} | {_score(mean, _returns(runs))} | {published} |")
     return "\n".join(rows) + "\n"
 
 
@@ -79,6 +83,15 @@ def _by_env(lines: Runs) -> dict[str, dict[str, Runs]]:
     for run in lines:
         found.setdefault(run["env"], {}).setdefault(run["case"], []).append(run)
     return found
+
+
+def _returns(runs: Runs) -> list[float]:
+    return [run["eval_return"] for run in runs]
+
+
+def _ranked(cases: dict[str, Runs]) -> list[tuple[str, Runs]]:
+    """Return the cases with their runs, the highest score first."""
+    return sorted(cases.items(), key=lambda case: -estimate(iqm, _returns(case[1])).value)
 
 
 def _minutes(runs: Runs) -> float:
@@ -261,27 +274,34 @@ TABLES = {"shelf": shelf_table, "roofline": roofline_table, "compile": compile_t
 def draw(env: str, cases: dict[str, Runs], path: Path) -> None:
     """Draw the mean return over env steps: of each seed for one algorithm, otherwise the mean of each algorithm.
 
-    If processor times were measured, a second figure shows the return over them.
+    If processor times were measured, a second figure shows the return over them. The scale is logarithmic if some runs
+    are much longer than others.
     """
     mpl.rcParams["svg.hashsalt"] = env
     timed = all("cpu_s" in run for runs in cases.values() for run in runs)
-    figure, axes = plt.subplots(ncols=2 if timed else 1, figsize=(9 if timed else 5, 3), squeeze=False)
-    for index, (label, scale) in enumerate((("env steps", 1), ("minutes of the processor", 60))[:2 if timed else 1]):
-        for name, runs in cases.items():
+    figure, axes = plt.subplots(ncols=2 if timed else 1, figsize=(10 if timed else 6, 3), squeeze=False,
+                                sharey=True, layout="constrained")
+    styles = cycler(linestyle=["-", "--", ":"]) * cycler(color=mpl.color_sequences["tab10"])
+    for index, label in enumerate(("env steps", "minutes of the processor")[:2 if timed else 1]):
+        axis = axes[0, index]
+        axis.set_prop_cycle(styles)
+        for name, runs in _ranked(cases):
+            times = [[point[index] / (60 if index else 1) for point in run["curve"]] for run in runs]
+            returns = [[point[2] for point in run["curve"]] for run in runs]
             if len(cases) == 1:
-                for run in runs:
-                    steps_or_times = [point[index] / scale for point in run["curve"]]
-                    axes[0, index].plot(steps_or_times, [point[2] for point in run["curve"]], linewidth=1.2,
-                                        label=f"seed {run['seed']}")
+                for run, at, values in zip(runs, times, returns, strict=True):
+                    axis.plot(at, values, linewidth=1.2, label=f"seed {run['seed']}")
                 continue
-            at = np.linspace(0, min(run["curve"][-1][index] for run in runs), 100)
-            values = np.array([np.interp(at, [point[index] for point in run["curve"]],
-                                         [point[2] for point in run["curve"]]) for run in runs])
-            line, = axes[0, index].plot(at / scale, values.mean(0), linewidth=1.2, label=name.partition("-")[0])
-            axes[0, index].fill_between(at / scale, values.min(0), values.max(0), alpha=0.15, color=line.get_color())
-        axes[0, index].set(title=env, xlabel=label, ylabel="return")
-        axes[0, index].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
+            at = np.linspace(max(found[0] for found in times), min(found[-1] for found in times), 100)
+            values = np.array([np.interp(at, *curve) for curve in zip(times, returns, strict=True)])
+            line, = axis.plot(at, values.mean(0), linewidth=1.2, label=name.partition("-")[0])
+            axis.fill_between(at, values.min(0), values.max(0), alpha=0.1, color=line.get_color())
+        ends = [run["curve"][-1][index] for runs in cases.values() for run in runs]
+        axis.set(xlabel=label, xscale="log" if max(ends) > 3 * min(ends) else "linear")
+        axis.xaxis.set_major_formatter(ScalarFormatter() if index else EngFormatter(sep=""))
+    axes[0, 0].set(ylabel="return")
+    figure.suptitle(env, fontsize=11)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 

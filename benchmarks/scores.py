@@ -60,7 +60,7 @@ class Case(NamedTuple):
         return f"{self.env}, velocity hidden" if "wrappers" in self.options else self.env
 
 
-_SIMBA = "mean and sd of 10 seeds, results of SimbaV2"
+_SIMBA = "10 seeds, SimbaV2's results"
 _NARROW = {"critic_hidden_sizes": (256, 256)}
 _PUBLISHED = {
     ("qrdqn", "CartPole-v1"): "386 ± 64 (sb3-contrib)", ("qrdqn", "Acrobot-v1"): "-73 ± 2 (sb3-contrib)",
@@ -144,7 +144,7 @@ def run(name: str, seed: int) -> dict[str, Any]:
     return {"case": name, "algorithm": case.algorithm, "env": case.env_name, "seed": seed,
             "env_steps": agent.summary["env_steps"], "updates": agent.summary["updates"], "cpu_s": round(seconds, 1),
             "eval_return": round(final.return_mean, 2), "eval_std": round(final.return_std, 2),
-            "train_return": round(agent.summary["return_mean"], 2), "published": case.published, "curve": curve.points}
+            "train_return": round(agent.summary["return_mean"], 2), "curve": curve.points}
 
 
 def main() -> None:
