@@ -2,7 +2,8 @@
 
     python benchmarks/mutations.py [--only ring] [--gpu] [--list] [--tree .] [--pause 1] [--timeout 300]
 
-The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all its tests pass.
+The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all its tests pass,
+including those that only `make test-all` runs.
 Mutations whose effect no test can observe are marked as equivalent in the table, with the reason, and are not tested.
 The script prints one line of JSON per mutation on stdout, and a last line with the counts. The exit code is 1 if a
 mutation survives or does not apply. A mutation does not apply if its text does not occur exactly once in the file, or
@@ -54,12 +55,17 @@ def copy_of(tree: Path, to: Path) -> Path:
     return to
 
 
-def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, str]:
-    """Run a mutation's tests in a copy of the tree; return "passed", "failed" or "error", and the end of the output."""
+def run_tests(copy: Path, mutation: Mutation, timeout_s: float, *, every: bool = False) -> tuple[str, str]:
+    """Run a mutation's tests in a copy of the tree; return "passed", "failed" or "error", and the end of the output.
+
+    With `every`, also run those that the default selection leaves out.
+    """
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-q", "-p", "no:cacheprovider", *mutation.files]
     if mutation.needs_gpu:
         command += ["-p", "tests.emulated_gpu.plugin", "-m", "gpu"]
+    elif every:
+        command += ["-m", ""]
     if mutation.only:
         command += ["-k", mutation.only]
     try:
@@ -101,6 +107,8 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
             try:
                 path.write_text(before.replace(mutation.old, mutation.new))
                 outcome, tail = run_tests(copy, mutation, timeout_s)
+                if outcome == "passed":
+                    outcome, tail = run_tests(copy, mutation, timeout_s, every=True)
             finally:
                 path.write_text(before)
             found = {"failed": "killed", "passed": "survived", "error": "not applied"}[outcome]
