@@ -26,13 +26,14 @@ import argparse
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from turns import Child, answer
 
 HERE = Path(__file__).resolve().parents[1]
 WORKERS = 8
@@ -207,44 +208,22 @@ def serve(task: str) -> None:
     scheme = make()
     while scheme.version < warm_up:
         scheme.step()
-    print(pytorchrl.__file__, flush=True)
+    answer({"package": pytorchrl.__file__})
     for line in sys.stdin:
         first, version, start = used_steps(scheme), scheme.version, clock()
         while clock() - start < float(line) or (scheme.version - version) % turn:
             scheme.step()
-        print((used_steps(scheme) - first) / (clock() - start), flush=True)
+        answer({"rate": (used_steps(scheme) - first) / (clock() - start)})
     scheme.stop()
 
 
-class Served:
-    """A process that runs `serve` with the package of one source tree."""
-
-    def __init__(self, tree: Path, task: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(tree), "--serve", task], cwd=tree, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
-        package = self._read()
-        if not Path(package).is_relative_to(tree):
-            raise SystemExit(f"{package} is not in {tree}: another package of the same name is first on the path")
-
-    def rate(self, seconds: float) -> float:
-        """Return the env steps per second, measured over `seconds` seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        return float(self._read())
-
-    def stop(self) -> None:
-        """Stop the process."""
-        self._process.communicate()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise SystemExit(f"a measurement exited with code {self._process.wait()}")
-        return line
+def served(tree: Path, task: str) -> Child:
+    """Start a process that runs `serve` with the package of one source tree."""
+    child = Child([sys.executable, __file__, str(tree), "--serve", task], cwd=tree, env={
+        **os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+    if not Path(package := child.read()["package"]).is_relative_to(tree):
+        raise SystemExit(f"{package} is not in {tree}: another package of the same name is first on the path")
+    return child
 
 
 def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, float]]:
@@ -252,12 +231,12 @@ def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, floa
 
     Both processes stay alive, but only one works at a time.
     """
-    served = {tree: Served(tree, task) for tree in (before, HERE)}
+    children = {tree: served(tree, task) for tree in (before, HERE)}
     for turn in range(round(seconds / TASKS[task][3])):
         order = (before, HERE) if turn % 2 else (HERE, before)
-        yield {tree: served[tree].rate(TASKS[task][3]) for tree in order}
-    for one in served.values():
-        one.stop()
+        yield {tree: children[tree].turn(str(TASKS[task][3]))["rate"] for tree in order}
+    for child in children.values():
+        child.end()
 
 
 def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[dict[Path, float]]:
@@ -265,9 +244,9 @@ def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[
     for pair in range(pairs):
         rates = {}
         for tree in (before, HERE) if pair % 2 else (HERE, before):
-            served = Served(tree, task)
-            rates[tree] = served.rate(seconds)
-            served.stop()
+            child = served(tree, task)
+            rates[tree] = child.turn(str(seconds))["rate"]
+            child.end()
         print(f"{task}: {rates[before]:.0f} steps/s before, {rates[HERE]:.0f} now", file=sys.stderr, flush=True)
         yield rates
 

@@ -37,6 +37,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from turns import Child, answer
 
 ENVS, STEPS, EPOCHS, MINIBATCHES, HIDDEN = 8, 128, 10, 4, 64
 TASKS = {"cartpole": ("CartPole-v1", (0, 2)), "pendulum": ("Pendulum-v1", (0, 1))}
@@ -120,12 +121,12 @@ def serve(task: str, side: str, units: int, rollouts: int) -> None:
 
     torch.set_num_threads(1)
     step = (sb3_contrib if side == OTHER else ours)(task, side, units)
-    print("ready", flush=True)
+    answer({})
     for _ in sys.stdin:
         start = time.process_time()
         for _ in range(rollouts):
             step()
-        print(rollouts * ENVS * STEPS / (time.process_time() - start), flush=True)
+        answer({"rate": rollouts * ENVS * STEPS / (time.process_time() - start)})
 
 
 def has_contrib(python: str) -> bool:
@@ -140,28 +141,18 @@ def measure(task: str, sides: list[str], options: argparse.Namespace) -> dict[st
     missing = OTHER in sides and not has_contrib(options.contrib_python)
     sides = [side for side in sides if side != OTHER or not missing]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    processes = {side: subprocess.Popen(
+    children = {side: Child(
         [options.contrib_python if side == OTHER else sys.executable, __file__, "--serve", task, side,
-         "--units", str(options.units), "--rollouts", str(options.rollouts)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) for side in sides}
-
-    def turn(side: str) -> float:
-        process = processes[side]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        print(file=process.stdin, flush=True)
-        return float(process.stdout.readline())
-
-    for side, process in processes.items():
-        assert process.stdout is not None
-        process.stdout.readline()
-        turn(side)  # the warm-up
+         "--units", str(options.units), "--rollouts", str(options.rollouts)], env=environment) for side in sides}
+    for child in children.values():
+        child.read()
+        child.turn()  # the warm-up
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(options.rounds):
         for side in sides:
-            rates[side].append(turn(side))
-    for process in processes.values():
-        process.communicate()
+            rates[side].append(children[side].turn()["rate"])
+    for child in children.values():
+        child.end()
     medians = {side: round(statistics.median(values)) for side, values in rates.items()}
     ratios = {side: [round(rate / other, 2) for rate, other in zip(values, rates[OTHER], strict=True)]
               for side, values in rates.items() if OTHER in rates and side != OTHER}

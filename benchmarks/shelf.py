@@ -26,7 +26,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from results import origin
+from turns import Child, answer
 
 ROOT = Path(__file__).resolve().parents[1]
 Program = tuple[str, dict[str, Any]]
@@ -111,18 +111,14 @@ class Turns:
             used = time.process_time() - self._start
             if used < self._seconds:
                 return True
-            _print({"rate": (count - self._first) / used})
+            answer({"rate": (count - self._first) / used})
         else:
             self._has_started = True
-            _print(dict(self._extra))
+            answer(dict(self._extra))
         if not sys.stdin.readline():
             return False
         self._first, self._start = count, time.process_time()
         return True
-
-
-def _print(line: dict[str, Any]) -> None:
-    print("\n" + json.dumps(line), flush=True)
 
 
 def ours(name: str, options: dict[str, Any], is_compiled: bool, seconds: float) -> None:
@@ -243,34 +239,6 @@ def peer(name: str, case: str, seconds: float) -> None:
     model.learn(10**9, callback=Callback())
 
 
-class Child:
-    """A running program."""
-
-    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def read(self) -> dict[str, Any]:
-        """Return the next line of JSON; raise SystemExit if the program ends instead."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        raise SystemExit(f"a program ended with status {self.process.wait()}: {self.process.args}")
-
-    def turn(self) -> float:
-        """Give the program a turn, and return its rate."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return float(self.read()["rate"])
-
-    def end(self) -> None:
-        """End the program."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def measure(case: str, are_compiled: list[bool], rounds: int, seconds: float, peer_python: str | None,
             ) -> Iterator[dict[str, Any]]:
     """Yield the figures of a case: for each choice of compilation or, beside other libraries, of all programs."""
@@ -300,11 +268,11 @@ def _measured(case: str, places: list[tuple[int, bool]], rounds: int, seconds: f
         label = name if is_peer else f"{name}{_difference(case, place)}{', compiled' if is_compiled else ''}"
         command = [peer_python if is_peer else sys.executable, "-W", "ignore", __file__, "--child", case, str(place),
                    str(int(is_compiled)), str(seconds)]
-        children[label] = Child([str(word) for word in command], env)
+        children[label] = Child([str(word) for word in command], env=env)
         figures[label], rates[label] = children[label].read(), []
     for _ in range(rounds):
         for label, child in children.items():
-            rates[label].append(child.turn())
+            rates[label].append(child.turn()["rate"])
     for child in children.values():
         child.end()
     first, *others = children

@@ -25,7 +25,7 @@ COMPILE = ROOT / "docs" / "benchmarks" / "compile.jsonl"
 # Modules that benchmarks import; all other files are scripts.
 MODULES = {
     "damages.py", "growth.py", "mutation_gpu.py", "mutation_kinds.py", "mutation_table.py", "process_table.py",
-    "results.py"}
+    "results.py", "turns.py"}
 SCRIPTS = {path.name for path in BENCHMARKS.glob("*.py")} - MODULES
 # Script -> package that it needs, and that the tests do not install.
 NEEDS = {"rliable_check.py": "rliable"}
