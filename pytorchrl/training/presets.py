@@ -77,8 +77,9 @@ _REPLAY_PRESETS |= {
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
         **_ATARI},
 }
+# CleanRL's `max_grad_norm` is 10, for a loss that is twice as large.
 _PQN = {"num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5e-4, 0.0), "gae_lambda": 0.65,
-        "norm": "layer"}
+        "norm": "layer", "max_grad_norm": 5.0}
 # Additions to the presets of DQN for a distribution of the return, by suite. The range on CartPole is that of
 # https://docs.cleanrl.dev/rl-algorithms/c51, and contains the discounted returns of all classic environments. The rates
 # on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018. QR-DQN on classic environments has the settings of
