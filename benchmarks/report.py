@@ -27,7 +27,6 @@ import matplotlib as mpl
 import numpy as np
 
 mpl.use("svg")
-from cycler import cycler
 from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 from pairs import SWITCHES
@@ -281,7 +280,7 @@ def draw(env: str, cases: dict[str, Runs], path: Path) -> None:
     timed = all("cpu_s" in run for runs in cases.values() for run in runs)
     figure, axes = plt.subplots(ncols=2 if timed else 1, figsize=(10 if timed else 6, 3), squeeze=False,
                                 sharey=True, layout="constrained")
-    styles = cycler(linestyle=["-", "--", ":"]) * cycler(color=mpl.color_sequences["tab10"])
+    styles = mpl.cycler(linestyle=["-", "--", ":"]) * mpl.cycler(color=mpl.color_sequences["tab10"])
     for index, label in enumerate(("env steps", "minutes of the processor")[:2 if timed else 1]):
         axis = axes[0, index]
         axis.set_prop_cycle(styles)
