@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -67,7 +68,7 @@ def scores_table(lines: Runs) -> str:
 def short_table(lines: Runs) -> str:
     """Return a table with the mean scores of PPO, their intervals and the published scores."""
     rows = ["| task | env steps | return, mean of 3 seeds [95 % interval] | published |", "|---|---|---|---|"]
-    for env, cases in _by_env(lines).items():
+    for env, cases in sorted(_by_env(lines).items()):
         for runs in cases.values():
             if runs[0]["algorithm"] == "ppo":
                 assert len(runs) == 3
@@ -315,7 +316,7 @@ def main() -> None:
     if source.stem == "scores":
         (source.parent / "scores_short.md").write_text(short_table(lines))
         for env, cases in _by_env(lines).items():
-            draw(env, cases, source.parent / f"{env.replace('/', '-').lower()}.svg")
+            draw(env, cases, source.parent / f"{re.sub('[/, ]+', '-', env).lower()}.svg")
 
 
 if __name__ == "__main__":

@@ -291,6 +291,27 @@ def test_the_history_is_complete_and_its_table_is_current(history):
     assert history.HISTORY.with_suffix(".md").read_text(encoding="utf-8") == history.table(lines)
 
 
+@pytest.mark.parametrize("name", ["compile", "one_core", "pairs", "roofline", "scores", "shelf"])
+def test_tables_of_stored_results_are_current(name):
+    path = DEFAULTS.with_name(f"{name}.jsonl")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    report = module_of("report")
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == report.TABLES[name](lines)
+    assert len(report.TABLES) == 6  # all of them are tested
+
+
+def test_every_stored_score_is_that_of_a_case_and_a_seed():
+    lines = list(map(json.loads, DEFAULTS.with_name("scores.jsonl").read_text(encoding="utf-8").splitlines()))
+    cases = module_of("scores").CASES
+    assert len({(line["case"], line["seed"]) for line in lines}) == len(lines)
+    for line in lines:
+        case = cases[line["case"]]
+        assert (line["algorithm"], line["env"]) == (case.algorithm, case.env_name)
+        assert 1 <= line["seed"] <= case.seeds
+        assert line["env_steps"] >= case.steps
+        assert line["curve"][-1][0] <= line["env_steps"]
+
+
 def test_figures_of_a_benchmark_are_kept(history, monkeypatch, tmp_path):
     printed = [{"commit": "01234567", "machine": {"processor": "Zen 3", "cores": 2}, "task": "sac", "rate": 1.5},
                {"task": "dqn", "results": [{"case": "small", "rate": 2, "seconds": 9}, {"case": "large", "rate": 3}]}]
