@@ -61,7 +61,6 @@ class Case(NamedTuple):
 
 
 _SIMBA = "10 seeds, SimbaV2's results"
-_NARROW = {"critic_hidden_sizes": (256, 256)}
 _PUBLISHED = {
     ("qrdqn", "CartPole-v1"): "386 ± 64 (sb3-contrib)", ("qrdqn", "Acrobot-v1"): "-73 ± 2 (sb3-contrib)",
     ("qrdqn", "LunarLander-v3"): "168 ± 39 (sb3-contrib, v2)", ("c51", "CartPole-v1"): "481 ± 21 (CleanRL, 500k steps)",
@@ -92,8 +91,8 @@ CASES = {
     "sac-walker2d": Case("sac", "Walker2d-v4", 100_000, {}, f"690 ({_SIMBA})"),
     "td3-halfcheetah": Case("td3", "HalfCheetah-v4", 100_000),
     "td3-walker2d": Case("td3", "Walker2d-v4", 100_000),
-    "crossq-halfcheetah": Case("crossq", "HalfCheetah-v4", 100_000, _NARROW, f"8,112 ± 944 (2,048 units; {_SIMBA})"),
-    "crossq-walker2d": Case("crossq", "Walker2d-v4", 100_000, _NARROW, f"3,914 (2,048 units; {_SIMBA})"),
+    "crossq-halfcheetah": Case("crossq", "HalfCheetah-v4", 100_000, {}, f"8,112 ± 944 (2,048 units; {_SIMBA})"),
+    "crossq-walker2d": Case("crossq", "Walker2d-v4", 100_000, {}, f"3,914 (2,048 units; {_SIMBA})"),
     "sac200k-halfcheetah": Case("sac", "HalfCheetah-v4", 200_000, {}, f"7,679 ± 898 ({_SIMBA})"),
     "droq-halfcheetah": Case("droq", "HalfCheetah-v4", 25_000, seeds=3),
     "sac-bipedalwalker": Case("sac", "BipedalWalker-v3", 300_000, seeds=3),

@@ -50,7 +50,7 @@ _CART: dict[str, Any] = {
     "start_steps": 1000, "epsilon_steps": 1000, "hidden_sizes": (64, 64), "mini_batch_size": 64, "gamma": 0.99,
     "polyak": 0.0, "target_update_interval": 125}
 _TWENTY = {"num_updates": 20, "policy_delay": 20}  # as in REDQ and DroQ
-_WIDE = {"critic_hidden_sizes": (1024, 1024), "policy_delay": 3}  # as in CrossQ
+_WIDE = {"critic_hidden_sizes": (1024, 1024), "policy_delay": 3}  # as in SBX's CrossQ
 _PPO: dict[str, Any] = {"env": "CartPole-v1", "num_envs": 8, "num_steps": 128, "num_epochs": 4, "num_mini_batch": 4}
 _SEQUENCES = {"length": 16, "burn_in": 8, "period": 8, "replay_size": 50_000}
 _DATA = {**_BOX, "dataset": True}
@@ -58,7 +58,7 @@ _NOT_OF_DATA = ("num_steps", "replay_size", "start_steps", "update_every", "num_
 CASES: dict[str, tuple[Program, ...]] = {
     "redq": (("redq", _BOX | _TWENTY), ("sac", _BOX | _TWENTY)),
     "droq": (("droq", _BOX | _TWENTY), ("sac", _BOX | _TWENTY)),
-    "crossq": (("crossq", _BOX), ("sac", _BOX | _WIDE)),
+    "crossq": (("crossq", _BOX | _WIDE), ("sac", _BOX | _WIDE)),
     "tqc": (("tqc", _BOX), ("sac", _BOX | {"num_critics": 5})),
     "sac-c51": (("sac", _BOX | {"distribution": "categorical"}), ("sac", _BOX)),
     "simba": (("sac", _BOX | {"block": "simba"}), ("sac", _BOX)),
@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Program, ...]] = {
     "td3-bc": (("td3_bc", _DATA | {"normalize_obs": False}), ("td3", _DATA)),
     "qrdqn-peers": (("qrdqn", _CART | {"num_atoms": 200, "double": False}), ("sb3_contrib.QRDQN", {})),
     "tqc-peers": (("tqc", _BOX | {"num_critics": 2}), ("sb3_contrib.TQC", {}), ("sbx.TQC", {})),
-    "crossq-peers": (("crossq", _BOX), ("sb3_contrib.CrossQ", {}), ("sbx.CrossQ", {})),
+    "crossq-peers": (("crossq", _BOX | _WIDE), ("sb3_contrib.CrossQ", {}), ("sbx.CrossQ", {})),
     "droq-peers": (("droq", _BOX | _TWENTY), ("sbx.SAC", {})),
 }
 """Name -> the measured program, and those that it is compared with."""

@@ -34,8 +34,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType({
         "num_critics": 2, "critic_subset": 2, "critic_norm": "layer", "critic_dropout": 0.01, "update_every": 1,
         "num_updates": 20, "policy_delay": 20, "lr_q": 3e-4, "lr_pi": 3e-4, "lr_alpha": 3e-4}),
     "crossq": Variant("sac", "Bhatt et al. 2024", {
-        "target_networks": False, "critic_norm": "batch", "critic_hidden_sizes": (1024, 1024), "policy_delay": 3,
-        "adam_beta1": 0.5, "lr_q": 1e-3, "lr_pi": 1e-3, "lr_alpha": 1e-3}),
+        "target_networks": False, "critic_norm": "batch", "policy_delay": 3, "adam_beta1": 0.5, "lr_q": 1e-3,
+        "lr_pi": 1e-3, "lr_alpha": 1e-3}),
     "tqc": Variant("sac", "Kuznetsov et al. 2020", {
         "distribution": "quantile", "num_critics": 5, "num_atoms": 25, "drop_atoms": 2}),
     "c51": Variant("dqn", "Bellemare et al. 2017", {"distribution": "categorical"}),

@@ -154,7 +154,6 @@ def test_crossq_omits_what_presets_set_for_target_networks():
         ("polyak", 0.0), ("target_update_interval", 2000)}
     found = chosen("crossq")
     assert (found["target_networks"], found["critic_norm"], found["adam_beta1"]) == (False, "batch", 0.5)
-    assert (found["critic_hidden_sizes"], found["hidden_sizes"]) == ((1024, 1024), (64, 64))
 
 
 def test_batch_renormalization_is_refused_where_workers_would_learn_different_moments():
