@@ -130,7 +130,7 @@ class RND(nn.Module):
         returns = copy.deepcopy(self.return_moments)
         returns.merge(self._found[_RETURN])
         for reward, (rollout, _) in zip(rewards, new, strict=True):
-            rollout.other["intrinsic_reward"] = reward * returns.scale
+            rollout.other["intrinsic_reward"] = reward * returns.scale.to(reward.device)
             rollout.other["intrinsic_value"] = self._values(rollout, evaluate)
             if (share := self._options.predictor_proportion) < 1.0:
                 drawn = torch.rand(reward.shape, generator=generator) < share
