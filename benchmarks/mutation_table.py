@@ -141,7 +141,7 @@ _ALGORITHMS = [
          ("reward=reward, terminated=no, truncated=no)", "reward=reward)"),
          ("reward * returns.scale", "reward / returns.scale"),
          ("self.target.requires_grad_(False)", "pass"),
-         ("self._current[place].merge(self._found[_PREFIX + leaf])", "pass"),
+         ("self._current[place].merge(found[_PREFIX + leaf])", "pass"),
          ("drawn.float() / share", "drawn.float()"),
          ("self._sums.clear()", "pass"),
          ("found, self._found = self._found, {}", "found = self._found"),

@@ -91,7 +91,7 @@ def _returns(runs: Runs) -> list[float]:
 
 def _ranked(cases: dict[str, Runs]) -> list[tuple[str, Runs]]:
     """Return the cases with their runs, the highest score first."""
-    return sorted(cases.items(), key=lambda case: -estimate(iqm, _returns(case[1])).value)
+    return sorted(cases.items(), key=lambda case: -iqm(_returns(case[1])))
 
 
 def _minutes(runs: Runs) -> float:
