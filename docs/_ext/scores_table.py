@@ -36,9 +36,10 @@ class ScoresTable(SphinxDirective):
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        """Return the nodes of the table."""
+        """Return the nodes of the table and of a reference to the page that explains it."""
         self.env.note_dependency(str(_TABLE))
-        return self.parse_text_to_nodes("\n".join(rows_of(self.arguments[0].split(), _TABLE.read_text("utf-8"))))
+        rows = rows_of(self.arguments[0].split(), _TABLE.read_text("utf-8"))
+        return self.parse_text_to_nodes("\n".join([*rows, "", "[](/benchmarks.md#scores) explains the columns."]))
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
