@@ -331,9 +331,13 @@ class OnPolicyActor(Actor):
 
         In the returned `rhs`, only the memory of the network that computes the values is updated.
         """
-        features_of = self.policy_features if self.is_shared else self.value_features
-        latent, states = features_of(self.normalize(obs), rhs, done)
+        latent, states = self.latent_of_value(obs, rhs, done)
         return {"value": self._value_of(latent)}, {**rhs, **states} if states else rhs
+
+    def latent_of_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return the inputs (B, F) or (L, B, F) of the value head, and the memory after the last row of its network."""
+        features_of = self.policy_features if self.is_shared else self.value_features
+        return features_of(self.normalize(obs), rhs, done)
 
     # ---- heads
 

@@ -28,7 +28,7 @@ from pytorchrl.agent.storages.returns import continuing_gae
 from pytorchrl.agent.transfers import on_device
 from pytorchrl.errors import ConfigError, Problem
 
-_CLIP = 5.0  # largest absolute value of a normalized observation: section 2.4
+_CLIP = 5.0  # largest absolute value of a normalized observation: Burda et al. 2019, section 2.4
 _PREFIX = "rnd/"
 _RETURN = f"{_PREFIX}return"
 
@@ -120,21 +120,22 @@ class RND(nn.Module):
             current.load_state_dict(merged.state_dict())
         if not new:
             return
-        self._found = {_PREFIX + leaf: joint_moments(
+        found = {_PREFIX + leaf: joint_moments(
             moments(rollout.other[_PREFIX + leaf][rollout.valid]) for rollout, _ in new) for leaf in self._normalized}
         for leaf, place in self._normalized.items():
-            self._current[place].merge(self._found[_PREFIX + leaf])
+            self._current[place].merge(found[_PREFIX + leaf])
         rewards = [self._raw_rewards(rollout, evaluate) for rollout, _ in new]
-        self._found[_RETURN] = joint_moments(
+        found[_RETURN] = joint_moments(
             self._sum_moments(reward, *pair) for reward, pair in zip(rewards, new, strict=True))
         returns = copy.deepcopy(self.return_moments)
-        returns.merge(self._found[_RETURN])
+        returns.merge(found[_RETURN])
         for reward, (rollout, _) in zip(rewards, new, strict=True):
             rollout.other["intrinsic_reward"] = reward * returns.scale.to(reward.device)
             rollout.other["intrinsic_value"] = self._values(rollout, evaluate)
             if (share := self._options.predictor_proportion) < 1.0:
                 drawn = torch.rand(reward.shape, generator=generator) < share
                 rollout.other["predicted"] = on_device(drawn.float() / share, reward.device)
+        self._found = found
 
     def advantages(self, rollout: RolloutData, extrinsic: np.ndarray | Tensor, gae_lambda: float,
                    parameters: Mapping[str, float], recompute: Evaluate | None) -> np.ndarray | Tensor:
@@ -228,9 +229,8 @@ class RND(nn.Module):
     def _values(self, rollout: RolloutData, evaluate: Evaluate) -> Tensor:
         """Return the intrinsic values (T + 1, E) of a rollout's observations."""
         def values(obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> Tensor:
-            (actor,) = self._actor
-            features_of = actor.policy_features if actor.is_shared else actor.value_features
-            return self.value_head.forward(features_of(actor.normalize(obs), rhs, done)[0]).squeeze(-1).float()
+            latent, _ = self._actor[0].latent_of_value(obs, rhs, done)
+            return self.value_head.forward(latent).squeeze(-1).float()
 
         rows = [{name: leaf.flatten(0, 1) for name, leaf in part.items()} for part in (rollout.obs, rollout.rhs)]
         return evaluate(values, rows[0], rows[1], rollout.done.flatten(0, 1)).view(rollout.done.shape)
