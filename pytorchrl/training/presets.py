@@ -46,10 +46,16 @@ _MEMORY = {"recurrent_net": "lstm", "dueling": True}
 _SEQUENCES = {"mini_batch_size": 32, "length": 16, "burn_in": 8, "period": 8}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
 _REPLAY_PRESETS |= {
+    # Those of https://github.com/DLR-RM/rl-baselines3-zoo for BipedalWalker, without its noise that depends on states.
+    ("sac", "box2d"): {
+        **_CONTINUOUS["box2d"], "num_steps": 64, "update_every": 64, "num_updates": 64, "start_steps": 10_000,
+        "gamma": 0.98, "polyak": 0.98, "lr_q": 7.3e-4, "lr_pi": 7.3e-4, "lr_alpha": 7.3e-4},
+    # Those of https://github.com/DLR-RM/rl-baselines3-zoo for CartPole, but its 128 updates every 256 steps are spread
+    # over these steps, and the learning rate falls: with its constant 2.3e-3, some final policies lose the pole.
     ("dqn", "classic"): {
-        **_DQN, "replay_size": 50_000, "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "num_updates": 2,
-        "polyak": 0.99,
-        "target_update_interval": 1, "epsilon_steps": 10_000, "hidden_sizes": (120, 84), "target_steps": 40_000},
+        **_DQN, "replay_size": 50_000, "start_steps": 1000, "lr": linear(1e-3, 0.0), "mini_batch_size": 64,
+        "num_updates": 2, "polyak": 0.0, "target_update_interval": 128, "epsilon_steps": 8000, "final_epsilon": 0.04,
+        "hidden_sizes": (256, 256), "target_steps": 100_000},
     ("dqn", "box2d"): {
         **_DQN, "replay_size": 100_000, "start_steps": 1000, "lr": 5e-4, "mini_batch_size": 128, "polyak": 0.995,
         "target_update_interval": 1, "target_steps": 500_000},
@@ -82,17 +88,15 @@ _PQN = {"num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5
         "norm": "layer", "max_grad_norm": 5.0}
 # Additions to the presets of DQN for a distribution of the return, by suite. The range on CartPole is that of
 # https://docs.cleanrl.dev/rl-algorithms/c51, and contains the discounted returns of all classic environments. The rates
-# on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018. QR-DQN on classic environments has the settings of
-# https://github.com/DLR-RM/rl-baselines3-zoo, with a learning rate that falls. The losses of all quantiles are added,
-# as in the paper, so `max_grad_norm=10` would clip each gradient.
+# on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018. The losses of all quantiles are added, as in the
+# paper, so `max_grad_norm=10` would clip each gradient.
 _OF_DISTRIBUTION: Mapping[tuple[object, str], Mapping[str, object]] = {
-    ("categorical", "classic"): {"num_atoms": 101, "v_min": -100.0, "v_max": 100.0},
+    ("categorical", "classic"): {
+        "num_atoms": 101, "v_min": -100.0, "v_max": 100.0, "start_steps": 500, "lr": 1e-3, "polyak": 0.99,
+        "target_update_interval": 1, "epsilon_steps": 10_000, "final_epsilon": 0.05, "hidden_sizes": (120, 84)},
     ("categorical", "box2d"): {"num_atoms": 101, "v_min": -300.0, "v_max": 300.0},
     ("categorical", "atari"): {"lr": 2.5e-4, "adam_eps": 0.01 / 32},
-    ("quantile", "classic"): {
-        "num_atoms": 10, "lr": linear(2.3e-3, 0.0), "max_grad_norm": None, "hidden_sizes": (256, 256),
-        "start_steps": 1000, "update_every": 256, "num_updates": 128, "polyak": 0.0, "target_update_interval": 128,
-        "epsilon_steps": 8000, "final_epsilon": 0.04},
+    ("quantile", "classic"): {"num_atoms": 10, "lr": linear(2.3e-3, 0.0), "max_grad_norm": None},
     ("quantile", "atari"): {"lr": 5e-5, "adam_eps": 0.01 / 32},
 }
 # The rates of Hessel et al. 2018 (Rainbow), because transitions with high priorities have larger gradients.

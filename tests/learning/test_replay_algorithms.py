@@ -9,8 +9,8 @@ import pytest
 from pytorchrl import linear, train
 
 # These agents explore only through the noise of their networks.
-NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0, "lr": linear(1e-3, 0.0)}
-PRIORITIZED = {"prioritized": True, "n_step": 3, "lr": linear(1e-3, 0.0)}
+NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0}
+PRIORITIZED = {"prioritized": True, "n_step": 3}
 VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritized": PRIORITIZED}
 
 
@@ -24,22 +24,17 @@ def play(algorithm, env, seed, **settings):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dqn_solves_cartpole(variant):
-    """Check the median of three seeds, because the final policy of a short DQN run is sometimes bad.
-
-    Results depend on how the processor rounds: the same seeds with the dueling network have a median of 448 on one
-    processor and more than 475 on another one.
-    """
+    """Check the median of three seeds, because the final policy of a DQN run is sometimes bad."""
     results = [play("dqn", "CartPole-v1", seed, **VARIANTS[variant])[0] for seed in (1, 2, 3)]
     assert statistics.median(results) >= 400, results
 
 
 @pytest.mark.learning
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("name", "num_seeds", "options"), [
-    ("c51", 3, {"lr": linear(1e-3, 0.0)}), ("rainbow", 3, {"lr": linear(1e-3, 0.0)}), ("qrdqn", 5, {})])
-def test_distributions_of_the_return_learn_cartpole(name, num_seeds, options):
-    """Check the median of the seeds; those of QR-DQN reached 465, 267, 463, 500 and 500."""
-    results = [play(name, "CartPole-v1", seed, **options)[0] for seed in range(1, num_seeds + 1)]
+@pytest.mark.parametrize(("name", "options"), [
+    ("c51", {"lr": linear(1e-3, 0.0)}), ("rainbow", {"lr": linear(1e-3, 0.0)}), ("qrdqn", {})])
+def test_distributions_of_the_return_learn_cartpole(name, options):
+    results = [play(name, "CartPole-v1", seed, target_steps=40_000, **options)[0] for seed in (1, 2, 3)]
     assert statistics.median(results) >= 400, results
 
 
