@@ -5,7 +5,6 @@ E = environments, P = scalars of a group's parameter vector, H = size of a netwo
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +15,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pytorchrl.agent.actors.normalizers import discounted_sums
-from pytorchrl.agent.algorithms.optimizers import (
-    OPTIMIZER_HELP,
-    OPTIMIZERS,
-    OPTIONS_OF,
-    OptimizerSettings,
-    check_optimizer,
-    make_optimizer,
-)
+from pytorchrl.agent.algorithms.optimizers import OptimizerOptions, make_optimizer
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, Obs, RolloutData, TensorActing
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
@@ -35,12 +26,11 @@ from pytorchrl.agent.modes import NetworkMode
 from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
-from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.recursion import as_values
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.transfers import cpu_copy
 from pytorchrl.agent.updatable import Updatable
-from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, Problem, WeightsError
+from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
 from pytorchrl.support.tracebacks import brief_errors
 from pytorchrl.support.untyped import BatchOfKind, DataOfAgent, MetricsDict, StateDict, UserPart
 
@@ -61,40 +51,13 @@ class Algorithm(Part, Updatable, ABC):
     home: ClassVar[str] = "algorithm"
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
+    class Options(OptimizerOptions):
         """Options of every algorithm."""
 
-        optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
-        adam_eps: float = option(
-            1e-5, help="Epsilon of Adam, AdamW and RAdam, added outside the square root.", low=0.0, exclusive=True)
-        adam_beta1: float = option(
-            0.9, help="Decay of the first moment of Adam, AdamW and RAdam.", low=0.0, high=0.999)
-        weight_decay: float = option(
-            0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
-                       "rate.", low=0.0)
-        momentum: float = option(
-            0.0, help="Momentum of SGD: the factor by which the previous step is multiplied before the gradient is "
-            "added.", low=0.0, high=1.0)
-        rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
-        rmsprop_decay: float = option(0.99, help="Decay of RMSProp's mean square.", low=0.0, high=1.0)
         max_grad_norm: float | None = option(
             0.5, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
         gamma: float = option(0.99, help="Discount of rewards.", low=0.0, high=1.0)
-
-        def __post_init__(self) -> None:
-            """Refuse an optimizer that cannot update a flat vector."""
-            super().__post_init__()
-            if not isinstance(self.optimizer, str):
-                check_optimizer(self.optimizer)
-
-        def contradictions(self) -> Iterator[Problem]:
-            """Refuse options that the optimizer does not use."""
-            yield from super().contradictions()
-            for name, kinds in OPTIONS_OF.items():
-                if self.optimizer not in kinds:
-                    needs = f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}"
-                    yield from self._without_effect((name,), needs, "optimizer")
 
     undecayed_groups: ClassVar[tuple[str, ...]] = ()
     """Parameter groups without weight decay, because they are not weights of networks."""
@@ -158,11 +121,10 @@ class Algorithm(Part, Updatable, ABC):
         self.mode = NetworkMode(actor)
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)
         self.groups = {name: FlatParameters(params) for name, params in self.trained_parameters().items()}
-        settings = OptimizerSettings(**{name: getattr(options, name) for name in OPTIONS_OF})
-        undecayed = dataclasses.replace(settings, weight_decay=0.0)
+        undecayed = options.replaced(weight_decay=0.0)
         self._optimizers = {
             name: make_optimizer(
-                options.optimizer, group.data, undecayed if name in self.undecayed_groups else settings)
+                options.optimizer, group.data, undecayed if name in self.undecayed_groups else options)
             for name, group in self.groups.items()}
         self.gamma: float = options.gamma
         self._start_parameters()

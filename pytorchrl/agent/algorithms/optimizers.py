@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from pytorchrl.agent.data import map_tensors
+from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.transfers import cpu_copy
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.support.untyped import StateDict
 from pytorchrl.support.work import Work
 
@@ -48,33 +49,48 @@ class VectorOptimizer(ABC):
         """Restore the `state_dict()` of an optimizer of the same kind and size."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """Settings of the optimizers that are selected by name."""
-
-    adam_eps: float
-    """Epsilon of Adam, AdamW and RAdam, added to the square root of the second moment."""
-    adam_beta1: float
-    """Decay of the first moment of Adam, AdamW and RAdam."""
-    weight_decay: float
-    """Weight decay of AdamW: each step first multiplies the parameters by 1 - lr * weight_decay."""
-    momentum: float
-    """Momentum of SGD: each step is lr * m, where m is the gradient plus `momentum` times the previous m."""
-    rmsprop_eps: float
-    """Epsilon of RMSProp, added to the square root of the mean square or, for "rmsprop_tf", inside the root."""
-    rmsprop_decay: float
-    """Decay of RMSProp's mean square."""
-
-
 OPTIONS_OF = MappingProxyType({
     "adam_eps": ("adam", "adamw", "radam"), "adam_beta1": ("adam", "adamw", "radam"), "weight_decay": ("adamw",),
     "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
-"""The names of the optimizers that use each setting. The keys are settings, which are also options of algorithms."""
+"""The names of the optimizers that use each setting. The keys are names of options."""
 
 
-def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(Options):
+    """The optimizer of an algorithm, and its settings."""
+
+    optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
+    adam_eps: float = option(
+        1e-5, help="Epsilon of Adam, AdamW and RAdam, added outside the square root.", low=0.0, exclusive=True)
+    adam_beta1: float = option(
+        0.9, help="Decay of the first moment of Adam, AdamW and RAdam.", low=0.0, high=0.999)
+    weight_decay: float = option(
+        0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
+                   "rate.", low=0.0)
+    momentum: float = option(
+        0.0, help="Momentum of SGD: the factor by which the previous step is multiplied before the gradient is "
+        "added.", low=0.0, high=1.0)
+    rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
+    rmsprop_decay: float = option(0.99, help="Decay of RMSProp's mean square.", low=0.0, high=1.0)
+
+    def __post_init__(self) -> None:
+        """Refuse an optimizer that cannot update a flat vector."""
+        super().__post_init__()
+        if not isinstance(self.optimizer, str):
+            check_optimizer(self.optimizer)
+
+    def contradictions(self) -> Iterator[Problem]:
+        """Refuse options that the optimizer does not use."""
+        yield from super().contradictions()
+        for name, kinds in OPTIONS_OF.items():
+            if self.optimizer not in kinds:
+                needs = f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}"
+                yield from self._without_effect((name,), needs, "optimizer")
+
+
+def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerOptions) -> VectorOptimizer:
     """Return an optimizer for vectors with the shape, dtype and device of `like` (P,).
 
     A name selects a `FlatOptimizer`; a function that returns a torch optimizer is wrapped in a `TorchOptimizer`.
@@ -96,7 +112,7 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
 class FlatOptimizer(VectorOptimizer):
     """Optimizer that updates one vector in place by Adam and its variants, SGD or RMSProp; its moments are tensors."""
 
-    def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
+    def __init__(self, name: str, like: Tensor, settings: OptimizerOptions) -> None:
         """Allocate the moments for vectors with the shape, dtype and device of `like`.
 
         Args:

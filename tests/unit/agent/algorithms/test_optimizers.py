@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import io
 
@@ -11,10 +10,10 @@ import pytest
 import torch
 
 from pytorchrl.agent.algorithms import PPO
-from pytorchrl.agent.algorithms.optimizers import FlatOptimizer, OptimizerSettings, make_optimizer
+from pytorchrl.agent.algorithms.optimizers import FlatOptimizer, OptimizerOptions, make_optimizer
 from pytorchrl.errors import ConfigError
 
-SETTINGS = OptimizerSettings(
+SETTINGS = OptimizerOptions().replaced(
     adam_eps=1e-5, adam_beta1=0.9, weight_decay=0.1, momentum=0.9, rmsprop_eps=1e-4, rmsprop_decay=0.9)
 NAMED = {
     "adam": functools.partial(torch.optim.Adam, eps=1e-5),
@@ -57,7 +56,7 @@ def test_steps_equal_torch(kind, make):
 @pytest.mark.parametrize(("kind", "cls"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_adam_beta1_is_the_decay_of_the_first_moment(kind, cls):
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
-    optimizer = make_optimizer(kind, mine, dataclasses.replace(SETTINGS, adam_beta1=0.5))
+    optimizer = make_optimizer(kind, mine, SETTINGS.replaced(adam_beta1=0.5))
     other = cls([theirs], lr=0.01, betas=(0.5, 0.999), eps=1e-5, weight_decay=0.1 if kind == "adamw" else 0.0)
     for gradient in gradients():
         optimizer.step(mine, gradient, lr=0.01, scale=1.0)
@@ -89,7 +88,7 @@ def test_moments_of_zero_gradients_become_zero_instead_of_subnormal(kind):
 
 
 def test_sgd_without_momentum_has_no_state():
-    mine, optimizer = torch.ones(2), FlatOptimizer("sgd", torch.ones(2), dataclasses.replace(SETTINGS, momentum=0.0))
+    mine, optimizer = torch.ones(2), FlatOptimizer("sgd", torch.ones(2), SETTINGS.replaced(momentum=0.0))
     optimizer.step(mine, torch.tensor([1.0, -2.0]), lr=0.5, scale=0.5)
     assert (mine.tolist(), optimizer.moments) == ([0.75, 1.5], {})
 
