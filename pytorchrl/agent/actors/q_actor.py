@@ -15,7 +15,7 @@ from typing_extensions import override
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.extractors import NORMS
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
-from pytorchrl.agent.actors.trunk import MemoryOptions, uses_norm
+from pytorchrl.agent.actors.trunk import MemoryOptions
 from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
@@ -59,8 +59,8 @@ class QActor(ReplayActor):
         def __post_init__(self) -> None:
             """Refuse a norm for an extractor that has no layers to normalize."""
             super().__post_init__()
-            if self.norm is not None and not uses_norm(
-                    self.feature_extractor, self.observation_space, self.hidden_sizes):
+            is_bare = not self.hidden_sizes and len(self.observation_space) == 1 and self._has_vector_networks()
+            if self.norm is not None and (is_bare or not isinstance(self.feature_extractor, str)):
                 raise error_of([Problem(
                     f"norm={self.norm!r} needs hidden layers of this library, got feature_extractor="
                     f"{self.feature_extractor!r} and hidden_sizes={self.hidden_sizes}",

@@ -378,20 +378,6 @@ def _image_extractor(extractor: str, space: gym.Space[object]) -> type[CNN] | ty
     return CNN if min(image_shape(space, 1)[1:]) >= CNN.MIN_SIZE else ImpalaCNN
 
 
-def uses_norm(extractor: str | Callable[..., object], spaces: LeafSpaces, hidden_sizes: tuple[int, ...]) -> bool:
-    """Return whether an extractor has hidden layers that the option `norm` normalizes.
-
-    Args:
-        extractor: The option `feature_extractor`.
-        spaces: Spaces of the leaves.
-        hidden_sizes: Units of each fully connected layer.
-    """
-    if not isinstance(extractor, str):
-        return False
-    return bool(hidden_sizes) or len(spaces) > 1 or _image_extractor(
-        extractor, next(iter(spaces.values()))) is not None
-
-
 def _has_image_axes(space: gym.Space[object]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
 
