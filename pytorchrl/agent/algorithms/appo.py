@@ -25,8 +25,6 @@ from pytorchrl.agent.transfers import cpu_copy, on_device
 from pytorchrl.errors import Problem, WeightsError
 from pytorchrl.support.untyped import StateDict
 
-_SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
-
 
 @algorithm("appo", storage=VTraceBuffer)
 class APPO(VTraceAlgorithm, PPO):
@@ -47,32 +45,29 @@ class APPO(VTraceAlgorithm, PPO):
         kl_coef: float = option(
             0.0, help="Initial weight of the KL term, which is then adapted to kl_target; 0 omits the term.", low=0.0)
         kl_target: float = option(
-            _KL_TARGET, low=0.0, exclusive=True,
+            0.01, low=0.0, exclusive=True,
             help="Target of the KL divergence: kl_coef is multiplied by 1.5 if the divergence is above twice the "
                  "target, and by 0.5 if the divergence is below half the target.")
         target_network: bool = option(False, help="Use a slow policy for V-trace and the ratio (IMPACT).")
         target_update_interval: int = option(
-            _SLOW_INTERVAL, help="Number of updates after which the current policy is copied to the slow policy.",
-            low=1)
+            2, help="Number of updates after which the current policy is copied to the slow policy.", low=1)
         is_clip: float = option(
-            _IS_CLIP, help="Largest importance weight of a sample: the probability of its action under the policy "
-                           "that collected it, divided by that under the slow policy.", low=0.0, exclusive=True)
+            2.0, help="Largest importance weight of a sample: the probability of its action under the policy that "
+                      "collected it, divided by that under the slow policy.", low=0.0, exclusive=True)
 
         def contradictions(self) -> Iterator[Problem]:
             """Yield contradictions, and options without an effect."""
             yield from super().contradictions()
+            if not self.kl_coef:
+                yield from self._without_effect(
+                    ("kl_target",), "kl_coef > 0, because otherwise there is no KL term", "kl_coef")
+            if not self.target_network:
+                yield from self._without_effect(
+                    ("target_update_interval", "is_clip"), "target_network=True", "target_network")
             for wrong, text, names in (
                 (self.intrinsic_reward is not None,
                  f"intrinsic_reward={self.intrinsic_reward!r} needs rollouts of the newest policy; use PPO",
                  ("intrinsic_reward",)),
-                (not self.kl_coef and self.kl_target != _KL_TARGET,
-                 f"kl_target={self.kl_target} needs kl_coef > 0, because otherwise there is no KL term",
-                 ("kl_target", "kl_coef")),
-                (not self.target_network and self.target_update_interval != _SLOW_INTERVAL,
-                 f"target_update_interval={self.target_update_interval} needs target_network=True",
-                 ("target_update_interval", "target_network")),
-                (not self.target_network and self.is_clip != _IS_CLIP,
-                 f"is_clip={self.is_clip} needs target_network=True", ("is_clip", "target_network")),
                 (self.target_network and self.is_compiled,
                  "compile=True does not support the slow policy of target_network=True; leave one of the two out",
                  ("compile", "target_network")),
