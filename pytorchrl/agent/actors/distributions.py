@@ -121,7 +121,8 @@ def _sample_logits(logits: Tensor, mask: Tensor | None, generator: torch.Generat
     return noisy.argmax(-1)
 
 
-def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+def masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return logits (..., n), or other numbers, with the lowest finite float in place of those that a mask forbids."""
     return logits if mask is None else logits.masked_fill(~mask, _LOWEST)
 
 
@@ -141,25 +142,25 @@ class Categorical(Distribution):
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
         """Return the allowed action with the highest logit, (...,) int64."""
-        return _masked(params, mask).argmax(-1)
+        return masked(params, mask).argmax(-1)
 
     @override
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies under the softmax over the allowed actions."""
-        log_probs = F.log_softmax(_masked(params, mask), -1)
+        log_probs = F.log_softmax(masked(params, mask), -1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
     @override
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
         """Return log-probabilities under the softmax over the allowed actions."""
-        log_probs = F.log_softmax(_masked(params, mask), -1)
+        log_probs = F.log_softmax(masked(params, mask), -1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     @override
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
         """Return KL(p || q) of the softmaxes over the allowed actions."""
-        log_p, log_q = (F.log_softmax(_masked(logits, mask), -1) for logits in (params, other))
+        log_p, log_q = (F.log_softmax(masked(logits, mask), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
@@ -208,19 +209,19 @@ class MultiCategorical(Distribution):
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
         """Return the most likely allowed action of each component, `(..., *action_shape)` int64."""
-        return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
+        return masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
 
     @override
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies, summed over the D components."""
-        log_probs = F.log_softmax(_masked(*self._split(params, mask)), -1)
+        log_probs = F.log_softmax(masked(*self._split(params, mask)), -1)
         action = action.reshape(*log_probs.shape[:-1], 1)
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
     @override
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
         """Return KL(p || q), summed over the D components."""
-        log_p, log_q = (F.log_softmax(_masked(*self._split(logits, mask)), -1) for logits in (params, other))
+        log_p, log_q = (F.log_softmax(masked(*self._split(logits, mask)), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pytorchrl.agent.actors.critic_layers import CriticOptions
-from pytorchrl.agent.actors.distributions import Categorical, check_mask, inner_bounds
+from pytorchrl.agent.actors.distributions import Categorical, check_mask, inner_bounds, masked
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import (
     ContinuousQNet,
@@ -40,7 +40,6 @@ from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, Problem, SpaceError
 
-_LOWEST = torch.finfo(torch.float32).min
 _MEMORY = "pi"
 """Name of the memory of the policy, and of its parameter group. Critics have no memory while the policy acts."""
 
@@ -344,8 +343,7 @@ class OffPolicyActor(ReplayActor):
             mask: (B, n) bool, true where an action is allowed.
             policy: A copy of the policy network, such as a target network; None means the network itself.
         """
-        logits = (self.policy if policy is None else policy)(obs)
-        return F.log_softmax(logits if mask is None else logits.masked_fill(~mask, _LOWEST), -1)
+        return F.log_softmax(masked((self.policy if policy is None else policy)(obs), mask), -1)
 
     def get_q_scores(self, obs: Obs, action: Tensor | None = None) -> Tensor:
         """Return each critic's values: (num_critics, B) for given actions, or (num_critics, B, n) for all actions.

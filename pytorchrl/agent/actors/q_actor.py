@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 from typing_extensions import override
 
-from pytorchrl.agent.actors.distributions import check_mask
+from pytorchrl.agent.actors.distributions import check_mask, masked
 from pytorchrl.agent.actors.extractors import NORMS
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
 from pytorchrl.agent.actors.trunk import MemoryOptions
@@ -21,8 +21,6 @@ from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import Problem
 from pytorchrl.support.problems import error_of
-
-_LOWEST = torch.finfo(torch.float32).min
 
 
 class QActor(ReplayActor):
@@ -208,4 +206,4 @@ class QActor(ReplayActor):
 
 def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Return the allowed action with the highest score for each row of `scores` (..., n), as an int64 tensor (...)."""
-    return (scores if mask is None else scores.masked_fill(~mask, _LOWEST)).argmax(-1)
+    return masked(scores, mask).argmax(-1)
