@@ -16,7 +16,7 @@ from pytorchrl.training.training import load, make_learner, train
 COMMON = {"progress": False, "tensorboard": False, "seed": 3, "hidden_sizes": (8,)}
 PPO = {**COMMON, "num_envs": 2, "num_steps": 16, "num_epochs": 2, "num_mini_batch": 2, "lr": 1e-3}
 DQN = {**COMMON, "start_steps": 32, "replay_size": 200, "mini_batch_size": 8, "num_envs": 1, "num_steps": 4,
-       "prioritized": True, "alpha": 0.6, "beta": 0.5}
+       "prioritized": True, "alpha": 0.6, "beta": 0.5, "lr": 1e-3}
 SAC = {**COMMON, "start_steps": 32, "replay_size": 200, "mini_batch_size": 8, "num_envs": 1}
 CASES = [("ppo", "CartPole-v1", {**PPO, "normalize_obs": True}), ("dqn", "CartPole-v1", DQN),
          ("sac", "Pendulum-v1", SAC), ("a2c", CountingEnv, {**COMMON, "num_envs": 2, "num_steps": 16, "lr": 1e-3})]
