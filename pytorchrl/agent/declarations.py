@@ -79,11 +79,6 @@ class Declaration:
         """Whether `low` itself is refused, except as the last value of a `Schedule`."""
         return self.field.metadata.get("exclusive", False)
 
-    @property
-    def is_updatable(self) -> bool:
-        """Whether the option may change during training."""
-        return self.field.metadata.get("updatable", False)
-
     @functools.cached_property
     def choices(self) -> tuple[object, ...] | None:
         """All allowed values (for an enum, the values of its members); None if the option has no list of values."""

@@ -97,15 +97,6 @@ class FlatParameters:
                 f"a vector of shape {tuple(vector.shape)} does not fit this group of {len(self._params)} parameters "
                 f"with {len(self)} scalars; sender and receiver need the same network")
 
-    def load_(self, vector: Tensor) -> None:
-        """Copy `vector` (P,), on any device, into the parameters.
-
-        Raises:
-            WeightsError: The vector has a different shape; nothing was changed.
-        """
-        self.check(vector)
-        self.data.copy_(vector)
-
     def frozen(self) -> Tensor | None:
         """Return a copy of the scalars that are not trained; None if all or none are trained."""
         return None if self._frozen is None else self.data[self._frozen]

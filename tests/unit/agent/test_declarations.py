@@ -199,8 +199,8 @@ def test_declarations_describe_each_option_in_order():
         "a dict of strings to strings",
     ]
     lag, size = found["lag"], found["size"]
-    assert (lag.help, lag.low, lag.high, lag.is_exclusive, lag.is_updatable) == ("A bound.", 0, None, True, True)
-    assert (size.low, size.is_exclusive, size.is_updatable) == (1, False, False)
+    assert (lag.help, lag.low, lag.high, lag.is_exclusive) == ("A bound.", 0, None, True)
+    assert (size.low, size.is_exclusive) == (1, False)
 
 
 def test_a_mutable_default_is_created_anew_for_each_instance():

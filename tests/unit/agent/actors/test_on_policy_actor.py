@@ -271,7 +271,7 @@ def test_acting_uses_the_flat_vector_even_after_copies():
     flat = FlatParameters(actor.parameters())
     twins = [copy.deepcopy(actor), pickle.loads(pickle.dumps(actor))]
     before = _act(actor, obs)[2]
-    flat.load_(flat.data + 0.1)
+    flat.data.add_(0.1)
     after = _act(actor, obs)[2]
     assert not torch.equal(before, after)
     for twin in twins:
