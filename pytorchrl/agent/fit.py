@@ -125,7 +125,7 @@ def check_fit(
     kind = provided_kind(storage)
     memory = getattr(actor.options, "recurrent_net", None)
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options)
-               if _takes(cls, kind, storage.cls, learned_kind_of(cls, memory))]
+               if learned_kind_of(cls, memory) is kind and _takes_priorities(cls, storage.cls)]
     hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
     *others, last = map(str, problems)
     raise error_of([*map(Problem, others), Problem(last, hint)])
@@ -220,25 +220,17 @@ def _data_problem(
     name = algorithm.cls.__name__
     if wanted is not provided:
         text = f"{name} learns from {wanted.value}, but {storage.cls.__name__} provides {provided.value}"
-    elif not _takes(algorithm.cls, provided, storage.cls, wanted):
+    elif not _takes_priorities(algorithm.cls, storage.cls):
         text = f"{storage.cls.__name__} computes priorities from TD errors, but {name} has no td_errors()"
     else:
         return None
-    fitting = [cls for cls in known_storages() if _takes(algorithm.cls, cls.provides, cls, wanted)]
+    fitting = [cls for cls in known_storages() if cls.provides is wanted and _takes_priorities(algorithm.cls, cls)]
     return ConfigError(f"{text}; storages for {name}: {names(fitting)}")
 
 
-def _takes(
-    algorithm: type[AlgorithmDeclarations], provided: DataKind, storage: type[StorageDeclarations],
-    learned: DataKind | None = None,
-) -> bool:
-    """Return whether an algorithm can learn from a storage.
-
-    The storage provides data of the kind `provided`. The algorithm learns from data of the kind `learned`; None means
-    `algorithm.learns_from`.
-    """
-    is_kind = (learned or algorithm.learns_from) is provided
-    return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
+def _takes_priorities(algorithm: type[AlgorithmDeclarations], storage: type[StorageDeclarations]) -> bool:
+    """Return whether an algorithm computes the TD errors that a storage needs, if it needs any."""
+    return not storage.has_priorities or hasattr(algorithm, "td_errors")
 
 
 def _actor_problem(
