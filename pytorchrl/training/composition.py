@@ -13,7 +13,6 @@ import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import gymnasium as gym
 
@@ -50,9 +49,6 @@ from pytorchrl.support.problems import Problems, problems_in
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.training import presets
 from pytorchrl.training.presets import EnvMaker, EnvSource
-
-if TYPE_CHECKING:
-    pass
 
 # Options that are renamed in `train`: for each part, a mapping from the name in the part to the name in `train`.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
@@ -116,12 +112,11 @@ def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
 def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     parts: dict[str, type] = {
         "learner": Learner, "algorithm": registration.algorithm,
-        "storage": registration.prioritized_storage or registration.storage, "actor": registration.actor,
+        "storage": _usual_storage(registration), "actor": registration.actor,
         "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
     found += scheme_options()
-    found += [spec for spec in _declared("storage", _sequence_storage(registration)) if spec.own_name in
-              _sequence_options(registration)]
+    found += _sequence_options(registration)
     if registration.prioritized_storage is not None:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False, group="storage",
@@ -152,17 +147,18 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     return specs
 
 
-def _sequence_storage(registration: Registration) -> type[Storage]:
-    """Return the storage of most options; if the algorithm can train actors with memory, that of sequences for them."""
-    storage = registration.prioritized_storage or registration.storage
-    is_either = any(learned_kind_of(registration.algorithm, memory) is DataKind.SEQUENCES for memory in MEMORIES)
-    return SEQUENCES_OF.get(storage, storage) if is_either else storage
+def _usual_storage(registration: Registration) -> type[Storage]:
+    """Return the storage with the most options for actors without memory."""
+    return registration.prioritized_storage or registration.storage
 
 
-def _sequence_options(registration: Registration) -> set[str]:
-    """Return the names of the options that only the storage of sequences for actors with memory has."""
-    usual = registration.prioritized_storage or registration.storage
-    return set(options_class(_sequence_storage(registration)).declarations()) - set(options_class(usual).declarations())
+def _sequence_options(registration: Registration) -> list[OptionSpec]:
+    """Return the options that only the storage for actors with memory has; none if the algorithm cannot train these."""
+    storage = _usual_storage(registration)
+    if not any(learned_kind_of(registration.algorithm, memory) is DataKind.SEQUENCES for memory in MEMORIES):
+        return []
+    usual = options_class(storage).declarations()
+    return [spec for spec in _declared("storage", SEQUENCES_OF.get(storage, storage)) if spec.own_name not in usual]
 
 
 def scheme_options() -> list[OptionSpec]:
@@ -191,7 +187,7 @@ def known_names(algorithm: str | type[Algorithm]) -> Known:
 
 
 def _known(registration: Registration) -> Known:
-    of_storage = (registration.prioritized_storage or registration.storage).home
+    of_storage = _usual_storage(registration).home
     specs = _specs_of(registration).values()
     return {"env": ("environments", "env_fn"),
             **{spec.name: (of_storage if spec.part == "storage" else spec.part, spec.own_name) for spec in specs}}
@@ -509,11 +505,12 @@ def storage_factory(
     if not isinstance(is_prioritized, bool):
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     storage = registration.prioritized_storage if is_prioritized else registration.storage
+    of_sequences = {spec.own_name for spec in _sequence_options(registration)}
     if learned_kind_of(registration.algorithm, memory) is DataKind.SEQUENCES and storage in SEQUENCES_OF:
         usual = {name: declared.default for name, declared in options_class(storage).declarations().items()
                  if not declared.is_required}
         storage, own = SEQUENCES_OF[storage], {**usual, **own}
-    elif others := [name for name in own if name in _sequence_options(registration)]:
+    elif others := [name for name in own if name in of_sequences]:
         raise ConfigError(f"{', '.join(others)} would be ignored: without memory, single transitions are drawn; add "
                           "recurrent_net='gru' or 'lstm'")
     if is_prioritized:
