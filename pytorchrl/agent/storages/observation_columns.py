@@ -337,8 +337,7 @@ class StackedColumn(ObservationColumn):
         frame_size = int(np.prod(shape)) // num_frames
         self.frames = np.zeros((capacity, frame_size), dtype)
         self._extra_frames = np.zeros((1, frame_size), dtype)  # row 0 is a black frame, which all stacks share
-        self._row_frames = np.zeros((capacity, num_frames), dtype=np.int32)
-        self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
+        self._numbers = PlainColumn(capacity, (num_frames,), np.dtype(np.int32))  # of the frames of each stack
         self.slots = SlotPool()
         self.slots.take(1)
         self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # `_black`: no owner
@@ -365,26 +364,20 @@ class StackedColumn(ObservationColumn):
         fresh = base.copy()
         fresh[0, known] = False
         frames[fresh] = self._whole(stacks[fresh], newest[fresh], places[fresh])
-        frames = _follow_on(frames, newest, base)
-        write_rows(self._row_frames, start, frames[:-1].swapaxes(0, 1))
-        self._extra_stacks = write_extras(self._extra_stacks, -1 - places[-1], frames[-1])
+        self._numbers.write(start, _follow_on(frames, newest, base), places, previous, cut)
 
     @override
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
         stacks = self._split(obs)
         newest = self._keep(stacks[:, -1], places)
         fresh = ~_follows(self._split(self.take(before)), stacks)
-        frames = np.concatenate([self._row_frames[before, 1:], newest[:, None].astype(np.int32)], axis=1)
+        frames = np.concatenate([self._numbers.rows[before, 1:], newest[:, None].astype(np.int32)], axis=1)
         frames[fresh] = self._whole(stacks[fresh], newest[fresh], places[fresh])
-        self._extra_stacks = write_extras(self._extra_stacks, -1 - places, frames)
+        self._numbers.write_finals(frames, places, before)
 
     @override
     def take(self, places: np.ndarray) -> np.ndarray:
-        frames = self._row_frames.take(places, axis=0, mode="clip")
-        extra = (places < 0).nonzero()[0]
-        if len(extra):
-            frames[extra] = self._extra_stacks[-1 - places[extra]]
-        numbers = frames.reshape(-1)
+        numbers = self._numbers.take(places).reshape(-1)
         images = self.frames.take(numbers, axis=0, mode="clip")
         other = np.flatnonzero(numbers >= self._black)
         if len(other):
@@ -393,7 +386,7 @@ class StackedColumn(ObservationColumn):
 
     @override
     def free(self, places: np.ndarray) -> None:
-        frames = self._stacks_at(places)
+        frames = self._numbers.take(places)
         row, column = np.nonzero(frames > self._black)
         extra = frames[row, column] - self._black
         owned = np.unique(extra[self.owners[extra] == places[row]])
@@ -405,46 +398,38 @@ class StackedColumn(ObservationColumn):
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         # Extra frames need no check: every later stack with an extra frame also contains the newest frame of the
         # observation that owns the extra frame, and this newest frame is checked.
-        frames = self._row_frames[rows]
+        frames = self._numbers.rows[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
     @override
     def state_dict(self, num_rows: int) -> StateDict:
+        numbers = self._numbers.state_dict(num_rows)
         return {
-            "frames": self.frames[:num_rows].copy(), "row_frames": self._row_frames[:num_rows].copy(),
-            "extra_frames": self._extra_frames.copy(), "extra_stacks": self._extra_stacks.copy(),
-            "owners": self.owners.copy(), "slots": self.slots.state_dict()}
+            "frames": self.frames[:num_rows].copy(), "row_frames": numbers["rows"], "extra_stacks": numbers["extras"],
+            "extra_frames": self._extra_frames.copy(), "owners": self.owners.copy(), "slots": self.slots.state_dict()}
 
     @override
     def load_state_dict(self, state: StateDict) -> None:
-        num_rows = len(state["frames"])
-        self.frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]
+        self.frames[:len(state["row_frames"])] = state["frames"]
+        self._numbers.load_state_dict({"rows": state["row_frames"], "extras": state["extra_stacks"]})
         self._extra_frames = _like(self._extra_frames, state["extra_frames"])
-        self._extra_stacks = _like(self._extra_stacks, state["extra_stacks"])
         self.owners = _like(self.owners, state["owners"])
         self.slots.load_state_dict(state["slots"], len(self.owners))
 
     @property
     def num_extras(self) -> int:
         """Number of extra observations for which memory is allocated."""
-        return len(self._extra_stacks)
+        return self._numbers.num_extras
 
     @property
     def num_bytes(self) -> int:
         """Allocated memory in bytes."""
-        return sum(array.nbytes for array in (
-            self.frames, self._row_frames, self._extra_frames, self._extra_stacks, self.owners))
+        return self._numbers.num_bytes + self.frames.nbytes + self._extra_frames.nbytes + self.owners.nbytes
 
     def _split(self, obs: np.ndarray) -> np.ndarray:
         """Reshape stacks (..., K·c, H, W) to (..., K, c·H·W)."""
         leading = obs.shape[:obs.ndim - len(self._shape)]
         return np.ascontiguousarray(obs).reshape(*leading, self._num_frames, -1)
-
-    def _stacks_at(self, places: np.ndarray) -> np.ndarray:
-        frames = self._row_frames.take(places, axis=0, mode="clip")
-        extra = (places < 0).nonzero()[0]
-        frames[extra] = self._extra_stacks[-1 - places[extra]]
-        return frames
 
     def _keep(self, images: np.ndarray, owners: np.ndarray) -> np.ndarray:
         """Store extra frames (N, pixels), owned by the observations at `owners` (N,); return their numbers, (N,)."""
@@ -487,7 +472,7 @@ class StackedColumn(ObservationColumn):
         Returns:
             (N, K) numbers of frames.
         """
-        frames = self._extra_stacks[-1 - extras]
+        frames = self._numbers.take(extras)
         own = frames == frames[:, -1:]
         row, column = np.nonzero((frames > self._black) & ~own)
         extra = frames[row, column] - self._black
