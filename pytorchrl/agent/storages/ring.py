@@ -93,7 +93,6 @@ class RolloutReader:
         self._previous = weakref.ref(rollout.reward)
         return views, False
 
-
     def _on_device(self, rollout: RolloutData, host: HostRows) -> RolloutColumns:
         """Return the columns of a rollout on a device; its observations stay there."""
         columns = {name: getattr(host, name).swapaxes(0, 1) for name in (
@@ -144,8 +143,8 @@ class _Head:
     done: np.ndarray
     """Whether the observation after this step is the first of an episode."""
     after: bytes | None = None
-    """`done` and the observations after this step, as bytes. None for stacks (their older frames may be evicted), if
-    one of the observations is not an extra one, or after loading a state."""
+    """`done` and the observations after this step, as bytes. None for stacks (their older frames may be evicted), on a
+    device, if one of the observations is not an extra one, or after loading a state."""
     number: int = -1
     """Number of the rollout on a device; see `HostRows`."""
 
@@ -236,7 +235,7 @@ class Ring:
         start, self.total = self.total, self.total + count
         self._heads[source] = _Head(
             np.arange(start + num_steps - 1, self.total, num_steps), heads, done[-1].copy(),
-            None if num_ended else self._compared(leaves, done[-1], -1),
+            None if num_ended or self._has_stacks or self.device is not None else _bytes(leaves, done[-1], -1),
             -1 if rollout.host is None else rollout.host.number)
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
@@ -485,45 +484,31 @@ class Ring:
         """
         if head is None or len(head.ids) != len(rows):
             return np.zeros(len(rows), dtype=np.int64), False
-        if self.device is not None:
-            return self._linked(head, rows, host is not None and host.number == head.number + 1), False
         if head.after is None or head.after != _bytes(leaves, done, 0) or head.ids[0] < self.first:
-            return self._continued(head, leaves, done, rows), False
+            return self._continued(head, leaves, done, rows, host), False
         self.columns["link"][head.ids % self.capacity] = rows
         return head.places, True
 
-    def _compared(self, leaves: dict[str, np.ndarray], done: np.ndarray, step: int) -> bytes | None:
-        """Return what a collector's next rollout is compared with; see `_Head.after`."""
-        return None if self._has_stacks or self.device is not None else _bytes(leaves, done, step)
-
-    def _linked(self, head: _Head, rows: np.ndarray, continues: bool) -> np.ndarray:
-        """Link environments on a device to the previous rollout, which the collector's rollout continues or not.
-
-        See `_continued` for `rows` and the result. The observations, which are not on the host, are not compared.
-        """
-        if not continues:
-            return np.zeros(len(rows), dtype=np.int64)
-        last = head.ids % self.capacity
-        same = (head.ids >= self.first) & (head.places < 0)
-        self.columns["link"][last[same]] = rows[same]
-        return np.where(same, head.places, 0)
-
-    def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _continued(
+        self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray, host: HostRows | None,
+    ) -> np.ndarray:
         """Link, for each environment, the last row of the collector's previous rollout to the first row of the new one.
 
         An environment is linked only if its first observation in `leaves` equals the observation after the last step
-        of the previous rollout. `rows`, (E,), contains the places of the new rollout's first rows.
+        of the previous rollout. Observations on a device are not compared; there, the numbers in `host` tell whether
+        the rollout continues the previous one. `rows`, (E,), contains the places of the new rollout's first rows.
 
         Returns:
             (E,) int64, the place of the extra observation that a linked environment no longer needs; 0 if not linked.
         """
-        if not np.count_nonzero(head.places):  # faster than the comparisons, in the step after an episode
+        is_next = self.device is None or (host is not None and host.number == head.number + 1)
+        if not is_next or not np.count_nonzero(head.places):  # faster than comparisons, in the step after an episode
             return np.zeros(len(rows), dtype=np.int64)
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
         if not np.count_nonzero(same):
             return np.zeros(len(rows), dtype=np.int64)
-        for name, leaf in self.observations.items():
+        for name, leaf in (self.observations if self.device is None else {}).items():
             equal = leaf.take(head.places) == leaves[name][0]
             if np.count_nonzero(equal) < equal.size:
                 same &= equal.reshape(len(equal), -1).all(axis=1)
