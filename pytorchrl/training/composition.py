@@ -106,10 +106,7 @@ def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
     Raises:
         ConfigError: There is no such algorithm, or two parts have an option of the same name.
     """
-    return _specs_of(registration_of(algorithm))
-
-
-def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
+    registration = registration_of(algorithm)
     parts: dict[str, type] = {
         "learner": Learner, "algorithm": registration.algorithm,
         "storage": _usual_storage(registration), "actor": registration.actor,
@@ -183,12 +180,7 @@ def scheme_options() -> list[OptionSpec]:
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
     """Return, for each option of `train(algorithm, ...)`, its part and its name in that part; see `Known`."""
-    return _known(registration_of(algorithm))
-
-
-def _known(registration: Registration) -> Known:
-    of_storage = _usual_storage(registration).home
-    specs = _specs_of(registration).values()
+    of_storage, specs = _usual_storage(registration_of(algorithm)).home, option_specs(algorithm).values()
     return {"env": ("environments", "env_fn"),
             **{spec.name: (of_storage if spec.part == "storage" else spec.part, spec.own_name) for spec in specs}}
 
@@ -250,7 +242,7 @@ def with_code(
     """
     registration = registration_of(algorithm)
     of_variant = registration.options if options.get("dataset") is None else presets.without_pace(registration.options)
-    specs, found = _specs_of(registration), {**of_variant, **options}
+    specs, found = option_specs(algorithm), {**of_variant, **options}
     for name, value in options.items():
         if name not in specs or not takes_code(specs[name].hint):
             if name in specs and specs[name].choices:
@@ -335,7 +327,7 @@ def compose_parts(
 ) -> Composition:
     """Complete and divide `options` as `compose` does, but return the problems of options instead of raising them."""
     registration = registration_of(algorithm)
-    specs = _specs_of(registration)
+    specs = option_specs(algorithm)
     problems, own = Problems(), Problems()  # `own`: with the names of the parts
     build = functools.partial(own.build, functools.partial(make_factory, env))
     built: list[EnvFactory | None] = []
@@ -360,7 +352,7 @@ def compose_parts(
     if _has_shards(options):
         defaults = {name: spec.default for name, spec in specs.items()}
         chosen = {**presets.replay_ratios(options, defaults | chosen), **chosen}
-    for problem in problems_in(refuse_unknown, chosen, _known(registration)):
+    for problem in problems_in(refuse_unknown, chosen, known_names(algorithm)):
         problems.wrong(problem)
     parts, of_preset = _divided(specs, chosen), _divided(specs, preset)["environments"]
     if not built:
@@ -516,7 +508,7 @@ def storage_factory(
     if is_prioritized:
         return storage.create_factory(**own)
     # The user may have meant an option of the algorithm: in other libraries, `alpha` is the entropy weight of SAC.
-    elsewhere = {name: place for name, place in _known(registration).items() if place[0] != "replay"}
+    elsewhere = {name: place for name, place in known_names(registration.algorithm).items() if place[0] != "replay"}
     hints = "".join(meaning(name, elsewhere) for name in own)
     drawn = "sequences" if storage.provides is DataKind.SEQUENCES else "transitions"
     return _factory_without(storage, own, f"{drawn} are drawn uniformly; add prioritized=True{hints}")
