@@ -199,7 +199,9 @@ def _environments(description: Described, find: Find, model: Model | None, *, is
     described = {name: option for name, option in mapping(description["options"]).items()
                  if name != "log_dir" and (name != "reward_transform" or _can_be_built(option, find))}
     if model is not None:
-        _check_id(described["env_fn"])
+        env = described["env_fn"]
+        if isinstance(env, str) and (problem := problem_of_id(env, Trust.INSTALLED)):
+            raise CheckpointError(problem)
         check_environment(described, model, is_played=is_played)
     options: dict[str, OptionValue] = options_of({"options": described}, find)
     if "agents" in options:
@@ -208,18 +210,11 @@ def _environments(description: Described, find: Find, model: Model | None, *, is
     return cls.create_factory(**options)
 
 
-def _check_id(env: object) -> None:
-    """Refuse an environment id if Gymnasium or PettingZoo would import a module that belongs to no installed package.
-
-    Raises:
-        CheckpointError: The module is neither imported nor part of an installed package.
-    """
-    if isinstance(env, str) and (problem := problem_of_id(env, Trust.INSTALLED)):
-        raise CheckpointError(problem)
-
-
 def problem_of_id(env: str, trust: Trust) -> str | None:
-    """Return the error message for an environment id whose module must not be imported; None for any other id."""
+    """Return the error message for an environment id whose module must not be imported; None for any other id.
+
+    Gymnasium or PettingZoo would import this module.
+    """
     if (":" in env or names_module(env)) and not may_import(env.partition(":")[0], trust):
         return refusal(env)
     return None

@@ -105,7 +105,9 @@ def _make_learner(training: Training) -> tuple[Learner, Agent]:
     learner = Learner(scheme, recipe=recipe, run_name=run_name, title=_title(registration, source, composition),
                       state=training.state, **learner_options)
     if learner.log_dir is not None:  # unlike `log_dir`, always the directory of a single run
-        monitored = _monitored(agent.train_envs_factory, learner.log_dir)
+        # Environments write monitor files there. The path is absolute, as workers may have another working directory.
+        path = os.path.abspath(os.path.expanduser(learner.log_dir))
+        monitored = agent.train_envs_factory.with_options(log_dir=path)
         scheme.agent = replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
 
@@ -177,13 +179,6 @@ def _checked(composition: Composition) -> tuple[Scheme, Agent, dict[str, OptionV
 def named_settings(preset: str) -> dict[str, object]:
     """Return the settings of the architecture called `preset`; empty if no architecture has this name."""
     return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
-
-
-def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
-    """Return a factory like `envs`, whose environments also write monitor files to the directory of the run."""
-    # The path is absolute, because workers may have another working directory.
-    path = os.path.abspath(os.path.expanduser(log_dir))
-    return envs.with_options(log_dir=path)
 
 
 @brief_errors
