@@ -220,12 +220,6 @@ class SyntheticStorage(Storage):
         """Whether the rollout is complete."""
         return len(self._rows) >= self.rollout_size
 
-    @property
-    def rollout_size(self) -> int:
-        """Number of steps of each environment in a rollout."""
-        size: int = self.options.size
-        return size
-
     def start(self, obs: Arrays, mask: np.ndarray | None = None) -> None:
         """Ignore the observations."""
 
