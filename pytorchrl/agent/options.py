@@ -163,13 +163,14 @@ def _refuse_conflicts(cls: type[Options]) -> None:
             differing = [part for part in ("type", "default", "default_factory", "metadata")
                          if getattr(field, part) != getattr(other, part)]
             if differing and name not in inspect.get_annotations(cls):
-                homes = [_declares(kind, name).__qualname__ for kind in (first, base)]
+                homes = [declaring(kind, name).__qualname__ for kind in (first, base)]
                 raise ConfigError(f"{cls.__qualname__} inherits {name} from {' and '.join(homes)}, which declare it "
                                   "differently; declare it once, in a class that both inherit, or again in "
                                   f"{cls.__qualname__}")
 
 
-def _declares(cls: type, name: str) -> type:
+def declaring(cls: type, name: str) -> type:
+    """Return the most derived class that declares an option of a class of options."""
     return next(kind for kind in cls.__mro__ if name in inspect.get_annotations(kind))
 
 

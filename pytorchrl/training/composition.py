@@ -32,8 +32,7 @@ from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.names import Known, meaning, refuse_unknown
 from pytorchrl.agent.option_values.descriptions import check_arguments, find_part
 from pytorchrl.agent.option_values.text import takes_code
-from pytorchrl.agent.options import Factory, options_class
-from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import Factory, declaring, options_class
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.agent.storages.sequences import SEQUENCES_OF
 from pytorchrl.callbacks.base import Callback
@@ -194,14 +193,9 @@ def _declared(part: str, owner: type) -> list[OptionSpec]:
         OptionSpec(
             name=renamed.get(name, name), part=part, own_name=name, hint=declaration.type,
             default=None if declaration.is_required else declaration.default, help=declaration.help,
-            choices=declaration.choices, group=part, is_users=not _is_ours(_declaring(options, name)))
+            choices=declaration.choices, group=part, is_users=not _is_ours(declaring(options, name)))
         for name, declaration in options.declarations().items() if name not in left_out
     ]
-
-
-def _declaring(options: type[BaseOptions], name: str) -> type:
-    """Return the most derived class that declares an option."""
-    return next(cls for cls in options.__mro__ if name in vars(cls).get("__annotations__", {}))
 
 
 def _is_ours(cls: type) -> bool:
