@@ -76,11 +76,13 @@ D = TypeVar("D")
 
 
 def map_tensors(data: D, function: Callable[[Payload], Payload]) -> D:
-    """Return a copy with `function` applied to every tensor or array in nested dataclasses, dictionaries and lists."""
+    """Return a copy with `function` applied to each tensor or array in nested dataclasses, dicts, lists and tuples."""
     if isinstance(data, dict):
         return {key: map_tensors(value, function) for key, value in data.items()}  # type: ignore[return-value]
     if isinstance(data, list):
         return [map_tensors(value, function) for value in data]  # type: ignore[return-value]
+    if isinstance(data, tuple) and type(data) is tuple:  # named tuples are returned unchanged
+        return tuple(map_tensors(value, function) for value in data)  # type: ignore[return-value]
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         return dataclasses.replace(data, **{
             field.name: map_tensors(getattr(data, field.name), function) for field in dataclasses.fields(data)})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.contracts import check_draw
-from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData, map_tensors
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import UniformDraws
@@ -21,9 +21,7 @@ from pytorchrl.agent.storages.hindsight import STRATEGIES, GoalFunction, Hindsig
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.errors import ArgumentError, ConfigError, Problem
 from pytorchrl.files.atomic import saved_int
-from pytorchrl.support.untyped import SavedValue, StateDict
-
-T = TypeVar("T")
+from pytorchrl.support.untyped import StateDict
 
 ERROR = "error"
 """Name in `RolloutData.other` of the absolute TD errors that the collector computed, (T, E) float32."""
@@ -292,7 +290,7 @@ class ReplayBuffer(Storage):
     def state_dict(self) -> StateDict:
         """Return the state that an exact continuation needs, including the stored transitions."""
         return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self.schedules_state(),
-                "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
+                "contents": map_tensors(self._contents(), torch.as_tensor),
                 "num_learned_from": self.num_learned_from}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -301,7 +299,7 @@ class ReplayBuffer(Storage):
         Raises:
             ConfigError: The state was saved by a storage of another size.
         """
-        self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
+        self._load_contents(map_tensors(state["contents"], np.asarray))
         self.num_learned_from = saved_int(state["num_learned_from"])
         self._load_parameters(state["parameters"])
         self.load_schedules(state["schedules"])
@@ -380,14 +378,3 @@ def _reward_of(options: ReplayBuffer.Options) -> GoalFunction:
         raise ConfigError("relabel needs goal_reward here, because only a scheme finds the environment's "
                           "compute_reward; give goal_reward")
     return options.goal_reward
-
-
-def _convert(state: SavedValue, function: Callable[[T], object], kind: type[T]) -> SavedValue:
-    """Return `state` with `function` applied to each value of type `kind` in its dictionaries, lists and tuples."""
-    if isinstance(state, kind):
-        return function(state)
-    if isinstance(state, dict):
-        return {name: _convert(value, function, kind) for name, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_convert(value, function, kind) for value in state)
-    return state
