@@ -1,6 +1,6 @@
 """Measure what algorithms learn from data sets: imitation of a demonstrator, and learning from good and bad episodes.
 
-    python benchmarks/offline.py [--tasks cartpole pendulum mixed] [--algorithms bc iql td3_bc] [--seeds 1 2 3]
+    python benchmarks/offline.py [--tasks cartpole pendulum mixed] [--algorithms bc iql td3_bc] [--seeds 1 2 3 4 5]
     python benchmarks/offline.py --table docs/benchmarks/offline.jsonl
 
 The library makes the data itself, once per call: the demonstrator is PPO on CartPole-v1, and SAC on Pendulum-v1.
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Scores of algorithms that learn from data sets.")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--algorithms", nargs="+", choices=UPDATES, default=list(UPDATES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--data-seed", type=int, default=1, help="seed of the demonstrator and of its episodes")
     parser.add_argument("--table", metavar="FILE", help="print a table of the lines in this file, and train nothing")
     parser.add_argument("--smoke", action="store_true", help="few steps, episodes and updates, as a test")
