@@ -135,11 +135,13 @@ _presets: dict[tuple[str, str], Mapping[str, object]] = {
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
-    # Those of CleanRL, as its `pqn.py` and `pqn_atari_envpool.py` have them.
+    # Those of CleanRL, as its `pqn.py` and `pqn_atari_envpool.py` have them. On Box2D, the learning rate is four times
+    # as large: with that rate and 16 environments, a run of 500,000 steps on LunarLander-v3 reached 39, now 233 to 256.
     ("pqn", "classic"): {
         **_PQN, "num_envs": 4, "epsilon_steps": 250_000, "hidden_sizes": (120, 84), "target_steps": 500_000},
     ("pqn", "box2d"): {
-        **_PQN, "num_envs": 16, "gamma": 0.999, "epsilon_steps": 250_000, "target_steps": 1_000_000},
+        **_PQN, "num_envs": 4, "lr": linear(1e-3, 0.0), "gamma": 0.995, "epsilon_steps": 250_000,
+        "target_steps": 500_000},
     ("pqn", "atari"): {
         **_PQN, "num_envs": 8, "epsilon_steps": 1_000_000, "final_epsilon": 0.01, "target_steps": 10_000_000, **_ATARI},
     # A train batch is a rollout of one collector, also with the architecture `impala`. On Atari it has 500 steps, as in

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.data import HostRows, RolloutData
 from pytorchrl.errors import ArgumentError
 from pytorchrl.agent.storages.ring import Ring, RolloutReader
 from tests.unit.agent.storages.test_replay import rollout_of
@@ -45,10 +45,26 @@ def test_a_rollout_continues_the_last_one_if_their_observations_match():
 
 def test_a_rollout_of_another_number_of_environments_does_not_continue_the_last_one():
     ring, rollout = Ring(40), rollout_of([0.0, 0.0], obs=[2, 3, 4])
-    pair = rollout.map(lambda tensor: torch.cat([tensor, tensor], dim=1) if tensor.ndim > 1 else tensor)
-    pair = dataclasses.replace(pair, final_index=rollout.final_index, final_obs=rollout.final_obs)
-    for one, num_envs in ((pair, 2), (rollout, 1), (pair, 2)):
-        assert ring.insert(one, "collector").continued.tolist() == [False] * num_envs
+    rollout.done[:] = False
+    for num_envs in (2, 3, 1, 2):
+        several = rollout.map(lambda tensor, n=num_envs: torch.cat([tensor] * n, dim=1) if tensor.ndim > 1 else tensor)
+        several = dataclasses.replace(several, final_index=rollout.final_index, final_obs=rollout.final_obs)
+        assert ring.insert(several, "collector").continued.tolist() == [False] * num_envs
+
+
+def test_a_rollout_on_a_device_continues_the_one_with_the_previous_number():
+    """Observations on a device are not compared, so these differ."""
+    ring = Ring(40)
+    ring.device = torch.device("cpu")
+    for number, is_continued in ((1, False), (2, True), (4, False), (5, True), (5, False)):
+        rollout = rollout_of([0.0, 0.0], obs=[2, 3, 4])
+        rollout.done[:] = False
+        host = HostRows(
+            *(getattr(rollout, name).numpy() for name in (
+                "done", "action", "reward", "terminated", "truncated", "valid", "final_index")),
+            is_sound=True, number=number, episodes=[])
+        inserted = ring.insert(dataclasses.replace(rollout, host=host), "collector")
+        assert inserted.continued.tolist() == [is_continued], number
 
 
 def test_rows_after_which_an_episode_ends_link_to_its_last_observation():
