@@ -11,7 +11,7 @@ from pytorchrl import linear, train
 # These agents explore only through the noise of their networks.
 NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0}
 PRIORITIZED = {"prioritized": True, "n_step": 3}
-VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritized": PRIORITIZED}
+VARIANTS = {"plain": {}, "dueling": {"dueling": True}, "noisy": NOISY, "prioritized": PRIORITIZED}
 
 
 def play(algorithm, env, seed, **settings):
