@@ -88,15 +88,18 @@ _PQN = {"num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5
         "norm": "layer", "max_grad_norm": 5.0}
 # Additions to the presets of DQN for a distribution of the return, by suite. The range on CartPole is that of
 # https://docs.cleanrl.dev/rl-algorithms/c51, and contains the discounted returns of all classic environments. The rates
-# on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018. The losses of all quantiles are added, as in the
-# paper, so `max_grad_norm=10` would clip each gradient.
+# on Atari are those of Bellemare et al. 2017 and Dabney et al. 2018. QR-DQN on classic environments has the settings of
+# https://github.com/DLR-RM/rl-baselines3-zoo, with a learning rate that falls. If updates are spread over the steps, as
+# for DQN, some of its final policies are bad. The losses of all quantiles are added, as in the paper, so
+# `max_grad_norm=10` would clip each gradient.
 _OF_DISTRIBUTION: Mapping[tuple[object, str], Mapping[str, object]] = {
     ("categorical", "classic"): {
         "num_atoms": 101, "v_min": -100.0, "v_max": 100.0, "start_steps": 500, "lr": 1e-3, "polyak": 0.99,
         "target_update_interval": 1, "epsilon_steps": 10_000, "final_epsilon": 0.05, "hidden_sizes": (120, 84)},
     ("categorical", "box2d"): {"num_atoms": 101, "v_min": -300.0, "v_max": 300.0},
     ("categorical", "atari"): {"lr": 2.5e-4, "adam_eps": 0.01 / 32},
-    ("quantile", "classic"): {"num_atoms": 10, "lr": linear(2.3e-3, 0.0), "max_grad_norm": None},
+    ("quantile", "classic"): {
+        "num_atoms": 10, "max_grad_norm": None, "lr": linear(2.3e-3, 0.0), "update_every": 256, "num_updates": 128},
     ("quantile", "atari"): {"lr": 5e-5, "adam_eps": 0.01 / 32},
 }
 # The rates of Hessel et al. 2018 (Rainbow), because transitions with high priorities have larger gradients.

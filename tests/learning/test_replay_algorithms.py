@@ -31,10 +31,11 @@ def test_dqn_solves_cartpole(variant):
 
 @pytest.mark.learning
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("name", "options"), [
-    ("c51", {"lr": linear(1e-3, 0.0)}), ("rainbow", {"lr": linear(1e-3, 0.0)}), ("qrdqn", {})])
-def test_distributions_of_the_return_learn_cartpole(name, options):
-    results = [play(name, "CartPole-v1", seed, target_steps=40_000, **options)[0] for seed in (1, 2, 3)]
+@pytest.mark.parametrize(("name", "num_seeds", "options"), [
+    ("c51", 3, {"lr": linear(1e-3, 0.0)}), ("rainbow", 3, {"lr": linear(1e-3, 0.0)}), ("qrdqn", 5, {})])
+def test_distributions_of_the_return_learn_cartpole(name, num_seeds, options):
+    """Check the median of the seeds; those of QR-DQN reached 465, 267, 463, 500 and 500."""
+    results = [play(name, "CartPole-v1", seed, target_steps=40_000, **options)[0] for seed in range(1, num_seeds + 1)]
     assert statistics.median(results) >= 400, results
 
 
