@@ -123,8 +123,7 @@ class Algorithm(Part, Updatable, ABC):
         self.groups = {name: FlatParameters(params) for name, params in self.trained_parameters().items()}
         undecayed = options.replaced(weight_decay=0.0)
         self._optimizers = {
-            name: make_optimizer(
-                options.optimizer, group.data, undecayed if name in self.undecayed_groups else options)
+            name: make_optimizer(group.data, undecayed if name in self.undecayed_groups else options)
             for name, group in self.groups.items()}
         self.gamma: float = options.gamma
         self._start_parameters()

@@ -90,12 +90,13 @@ class OptimizerOptions(Options):
                 yield from self._without_effect((name,), needs, "optimizer")
 
 
-def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerOptions) -> VectorOptimizer:
-    """Return an optimizer for vectors with the shape, dtype and device of `like` (P,).
+def make_optimizer(like: Tensor, options: OptimizerOptions) -> VectorOptimizer:
+    """Return the optimizer of `options` for vectors with the shape, dtype and device of `like` (P,).
 
     A name selects a `FlatOptimizer`; a function that returns a torch optimizer is wrapped in a `TorchOptimizer`.
     """
-    return FlatOptimizer(kind, like, settings) if isinstance(kind, str) else TorchOptimizer(kind, like)
+    kind = options.optimizer
+    return FlatOptimizer(kind, like, options) if isinstance(kind, str) else TorchOptimizer(kind, like)
 
 
 def check_optimizer(make: Callable[..., Optimizer]) -> None:

@@ -40,7 +40,7 @@ def gradients(count=20, size=50):
 def test_steps_equal_torch(kind, make):
     """Check that steps equal those of torch while the learning rate changes and gradients are clipped."""
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
-    optimizer, other = make_optimizer(kind, mine, SETTINGS), make([theirs], lr=0.01)
+    optimizer, other = make_optimizer(mine, SETTINGS.replaced(optimizer=kind)), make([theirs], lr=0.01)
     for index, gradient in enumerate(gradients()):
         lr = 0.01 / (1 + index)
         scale = min(1.0, 5.0 / float(gradient.norm()))
@@ -56,7 +56,7 @@ def test_steps_equal_torch(kind, make):
 @pytest.mark.parametrize(("kind", "cls"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
 def test_adam_beta1_is_the_decay_of_the_first_moment(kind, cls):
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
-    optimizer = make_optimizer(kind, mine, SETTINGS.replaced(adam_beta1=0.5))
+    optimizer = make_optimizer(mine, SETTINGS.replaced(optimizer=kind, adam_beta1=0.5))
     other = cls([theirs], lr=0.01, betas=(0.5, 0.999), eps=1e-5, weight_decay=0.1 if kind == "adamw" else 0.0)
     for gradient in gradients():
         optimizer.step(mine, gradient, lr=0.01, scale=1.0)
@@ -73,7 +73,7 @@ def has_subnormal(tensor):
 def test_moments_of_zero_gradients_become_zero_instead_of_subnormal(kind):
     """Subnormal moments would make steps many times slower on Intel processors, but would not change parameters."""
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
-    optimizer, other = make_optimizer(kind, mine, SETTINGS), NAMED[kind]([theirs], lr=0.01)
+    optimizer, other = make_optimizer(mine, SETTINGS.replaced(optimizer=kind)), NAMED[kind]([theirs], lr=0.01)
     for index in range(1500):
         gradient = gradients(1)[0]
         if index > 10:
@@ -102,7 +102,8 @@ def test_rmsprop_tf_has_epsilon_inside_the_root_and_starts_at_mean_square_1():
 @pytest.mark.parametrize("kind", [*NAMED, "rmsprop_tf", *CLASSES.values()], ids=[*NAMED, "rmsprop_tf", *CLASSES])
 def test_restored_state_continues_identically_and_keeps_the_gradient(kind):
     first, second = torch.ones(50), torch.ones(50)
-    one, other = make_optimizer(kind, first, SETTINGS), make_optimizer(kind, second, SETTINGS)
+    options = SETTINGS.replaced(optimizer=kind)
+    one, other = make_optimizer(first, options), make_optimizer(second, options)
     for index, gradient in enumerate(gradients()):
         if index == 10:
             file = io.BytesIO()
@@ -136,11 +137,11 @@ def test_a_state_is_on_the_cpu_for_moments_on_any_device(monkeypatch):
 
 def test_a_state_is_a_copy_for_every_optimizer():
     params = torch.ones(3)
-    optimizer = make_optimizer(torch.optim.Adagrad, params, SETTINGS)
+    optimizer = make_optimizer(params, SETTINGS.replaced(optimizer=torch.optim.Adagrad))
     optimizer.step(params, torch.ones(3), 0.1, 1.0)
     state = optimizer.state_dict()
     before = state["state"][0]["sum"].clone()
-    other = make_optimizer(torch.optim.Adagrad, params.clone(), SETTINGS)
+    other = make_optimizer(params.clone(), SETTINGS.replaced(optimizer=torch.optim.Adagrad))
     other.load_state_dict(state)
     for one in (optimizer, other):
         one.step(params.clone(), torch.ones(3), 0.1, 1.0)
