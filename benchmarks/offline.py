@@ -9,7 +9,7 @@ The library makes the data itself, once per call: the demonstrator is PPO on Car
 - mixed: 50 episodes of the demonstrator, and 50 episodes of sampled actions of an untrained policy, of Pendulum-v1.
 
 One line of JSON is printed per run: the mean return of the data set, of the demonstrator's episodes, and of 20 episodes
-of the trained policy. `--table` prints a table of stored lines. A call with all defaults takes 15 minutes of one core.
+of the trained policy. `--table` prints a table of stored lines. A call with all defaults takes 5 minutes of one core.
 """
 
 from __future__ import annotations
