@@ -48,6 +48,7 @@ class DataKind(Enum):
 
     ROLLOUTS = "rollouts with advantages"
     OLDER_ROLLOUTS = "rollouts of older policies with V-trace targets"
+    GROUPS = "groups of episodes with the same start"
     TRANSITIONS = "single transitions of any policy"
     SEQUENCES = "sequences of steps of any policy"
 

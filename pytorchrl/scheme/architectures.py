@@ -87,7 +87,7 @@ class Preset:
         return problems
 
 
-_LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS, DataKind.SEQUENCES)
+_LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.GROUPS, DataKind.TRANSITIONS, DataKind.SEQUENCES)
 _NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, but with num_grad_workers=1 there is none"
 
 _WITH_SHARDS = {"num_col_workers": 2, "num_replay_workers": 1, "max_weight_sync_delay": 400}

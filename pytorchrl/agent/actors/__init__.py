@@ -2,6 +2,7 @@
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.blocks import DictNet, Simba
+from pytorchrl.agent.actors.decoder import DecoderActor
 from pytorchrl.agent.actors.extractors import CNN, MLP, Embedding
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
@@ -11,7 +12,7 @@ from pytorchrl.agent.actors.value_actor import ValueActor
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "CNN", "MLP", "Actor", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OffPolicyActor", "OnPolicyActor", "QActor",
+    "CNN", "MLP", "Actor", "DecoderActor", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OffPolicyActor", "OnPolicyActor", "QActor",
     "Simba", "ValueActor",
 ]
 

@@ -7,6 +7,7 @@ from pytorchrl.agent.algorithms.bc import BC
 from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
 from pytorchrl.agent.algorithms.dqn import DQN
 from pytorchrl.agent.algorithms.epsilon import ladder_epsilon
+from pytorchrl.agent.algorithms.grpo import GRPO
 from pytorchrl.agent.algorithms.impala import IMPALA
 from pytorchrl.agent.algorithms.iql import IQL
 from pytorchrl.agent.algorithms.mpo import MPO
@@ -21,7 +22,7 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "A2C", "APPO", "BC", "DDPG", "DQN", "IMPALA", "IQL", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3", "Algorithm",
+    "A2C", "APPO", "BC", "DDPG", "DQN", "GRPO", "IMPALA", "IQL", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3", "Algorithm",
     "OnPolicyAlgorithm", "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]
 

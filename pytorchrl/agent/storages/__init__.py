@@ -1,6 +1,7 @@
 """Store collected transitions, and draw the batches from which algorithms learn."""
 
 from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.storages.groups import GroupBuffer
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.replay import ReplayBuffer
@@ -11,7 +12,7 @@ from pytorchrl.agent.storages.vtrace import VTraceBuffer
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "Storage",
+    "GAEBuffer", "GroupBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "Storage",
     "SumTree", "UniformSequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer",
 ]
 

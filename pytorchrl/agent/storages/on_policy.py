@@ -118,6 +118,11 @@ class VanillaOnPolicyBuffer(Storage):
         """Lambda of the advantage estimate."""
         return 1.0
 
+    @property
+    def sequence_length(self) -> int | None:
+        """Steps per training sequence, for actors with memory; None means whole rollouts."""
+        return self.options.sequence_length
+
     def plan_batches(self, num_rollouts: int) -> None:
         """Compute and set the algorithm's `num_mini_batch`, if the algorithm has a `mini_batch_size`.
 
@@ -266,7 +271,7 @@ class VanillaOnPolicyBuffer(Storage):
                 intrinsic.advantages(rollout, advantage, self.gae_lambda, algorithm.parameters, evaluate)
                 for rollout, advantage in zip(self._rollouts, advantages, strict=True)]
         if self.actor.is_recurrent:
-            samples = sequences(self._rollouts, advantages, returns, self.options.sequence_length, others)
+            samples = sequences(self._rollouts, advantages, returns, self.sequence_length, others)
         else:
             samples = single_steps(self._rollouts, advantages, returns, others)
         return samples if self.device.type == "cpu" else samples.to(self.device)

@@ -1,0 +1,230 @@
+"""A decoder (causal transformer) as the network of an actor, whose memory is a cache of keys and values.
+
+B = sequences, L = steps, C = `context`, the largest length of a sequence, D = `width`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+from typing_extensions import override
+
+from pytorchrl.agent.actors.extractors import linear
+from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
+from pytorchrl.agent.data import OBS_LEAF, Obs
+from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
+from pytorchrl.agent.options import Options, option
+from pytorchrl.errors import NonFiniteDataError, Problem, SpaceError
+from pytorchrl.support.untyped import OptionValue
+
+CACHE, LENGTH = "cache", "length"
+"""Names of the two parts of the memory: keys and values, and the number of tokens that they belong to."""
+
+
+class Block(nn.Module):
+    """A layer of a decoder: attention to earlier tokens, then a network over each token, with layer norm before both.
+
+    Args:
+        width: D, the number of features of a token.
+        num_heads: Number of heads of the attention.
+    """
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.inputs, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (..., num_heads, D / num_heads) of features (..., D)."""
+        query, key, value = self.inputs(self.norms[0](x)).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
+        return query, key, value
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Return the output (..., D) of the layer, given its input (..., D) and the attended values (..., D)."""
+        x = x + self.output(attended)
+        return x + self.mlp(self.norms[1](x))
+
+
+class Decoder(nn.Module):
+    """Embeddings of tokens and of their positions, then layers of attention (Radford et al. 2019, section 2.3).
+
+    Args:
+        num_tokens: Number of different tokens.
+        context: C, the largest number of tokens of a sequence.
+        num_layers: Number of layers.
+        width: D, the number of features of a token.
+        num_heads: Number of heads of the attention.
+    """
+
+    def __init__(self, num_tokens: int, context: int, num_layers: int, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.context, self.num_heads, self.out_features = context, num_heads, width
+        self.tokens, self.positions = nn.Embedding(num_tokens, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(width)
+        self.cache_shape = (num_layers, 2, num_heads, context, width // num_heads)
+
+    def step(self, tokens: Tensor, cache: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """Append one token to each of B sequences.
+
+        Args:
+            tokens: (B,) int64.
+            cache: (B, *`cache_shape`) keys and values of the earlier tokens; not changed.
+            length: (B,) int64 numbers of earlier tokens, below C.
+
+        Returns:
+            Features (B, D) of the tokens, and the cache that includes them.
+        """
+        x = self.tokens(tokens) + self.positions(length)
+        cache, rows = cache.clone(), torch.arange(len(tokens), device=tokens.device)
+        mask = (torch.arange(self.context, device=tokens.device) <= length.unsqueeze(1))[:, None, None]
+        for index, block in enumerate(self.blocks):
+            query, key, value = block.heads(x)
+            cache[rows, index, 0, :, length] = key
+            cache[rows, index, 1, :, length] = value
+            keys, values = cache[:, index].unbind(1)
+            attended = F.scaled_dot_product_attention(query.unsqueeze(2), keys, values, mask)
+            x = block.rest(x, attended.flatten(1))
+        return self.norm(x), cache
+
+    def forward(self, tokens: Tensor, done: Tensor, cache: Tensor | None, length: Tensor | None) -> Tensor:
+        """Compute the features of L consecutive tokens of B rows, in parallel.
+
+        Args:
+            tokens: (L, B) int64.
+            done: (L, B) bool, whether a token is the first of its sequence.
+            cache: (B, *`cache_shape`) keys and values of the tokens before the first row; None: there are none.
+            length: (B,) int64, numbers of these tokens; None: 0.
+
+        Returns:
+            Features (L, B, D) of the tokens, each of which depends on the earlier tokens of its sequence only.
+        """
+        steps = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+        is_plain = cache is None and tokens.is_cpu and not bool(done[1:].any())
+        if is_plain:
+            place, mask = steps.expand_as(tokens), None
+        else:
+            before = torch.zeros_like(tokens[0]) if length is None else length
+            start = torch.where(done, steps, -1).cummax(0).values  # -1: the sequence began before the first row
+            place = torch.where(start < 0, before + steps, steps - start)
+            mask = ((start.T[:, :, None] == start.T[:, None]) & (steps >= steps.T)).unsqueeze(1)
+            if cache is not None:
+                is_before = torch.arange(self.context, device=tokens.device) < before.unsqueeze(1)
+                mask = torch.cat(((is_before[:, None] & (start.T < 0).unsqueeze(-1)).unsqueeze(1), mask), -1)
+        self.check(place)
+        x = self.tokens(tokens) + self.positions(place)
+        for index, block in enumerate(self.blocks):
+            query, key, value = (part.permute(1, 2, 0, 3) for part in block.heads(x))
+            if cache is not None:
+                key, value = (torch.cat((cache[:, index, number], new), 2) for number, new in enumerate((key, value)))
+            attended = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+            x = block.rest(x, attended.permute(2, 0, 1, 3).flatten(2))
+        return self.norm(x)
+
+    def check(self, place: Tensor) -> None:
+        """Raise `NonFiniteDataError` if a token is beyond the context; a GPU is not asked, but fails itself."""
+        if place.is_cpu and int(place.max()) >= self.context:
+            raise NonFiniteDataError(f"a sequence has at least {int(place.max()) + 1} tokens, but the decoder's context "
+                                     f"is {self.context}; give DecoderActor a context as large as prompt and answer")
+
+
+class DecoderActor(OnPolicyActor):
+    """A policy over tokens: a decoder, and linear heads for the next token and for the value.
+
+    The memory of the decoder contains the keys and values of the earlier tokens of each sequence, so each acting step
+    computes one token.
+    """
+
+    network_options: ClassVar[tuple[str, ...]] = ()
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Discrete,)
+    is_recurrent = True
+    is_shared = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Options):
+        """Options of `DecoderActor`."""
+
+        observation_space: OptionValue = option(help="Discrete: the tokens.")
+        action_space: OptionValue = option(help="Discrete: the tokens.")
+        context: int = option(64, help="Largest number of tokens of a sequence: prompt and answer.", low=1)
+        num_layers: int = option(2, help="Layers of the decoder.", low=1)
+        width: int = option(32, help="Features of a token.", low=1)
+        num_heads: int = option(4, help="Heads of the attention; a divisor of the width.", low=1)
+        checkpoint: str | None = option(None, help="Saved model from which the networks are initialized.")
+        normalize_obs: ClassVar[bool] = False
+
+        def __post_init__(self) -> None:
+            """Flatten the spaces; refuse other observations than tokens."""
+            super().__post_init__()
+            object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
+            object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
+            if list(self.observation_space) != [OBS_LEAF] or not isinstance(
+                    self.observation_space[OBS_LEAF], gym.spaces.Discrete):
+                raise SpaceError(f"DecoderActor needs Discrete observations, which are tokens, got "
+                                 f"{self.observation_space}; use TokenEnv")
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse heads of different sizes."""
+            yield from super().contradictions()
+            if self.width % self.num_heads:
+                yield Problem(f"width={self.width} must be a multiple of num_heads={self.num_heads}",
+                              options=("width", "num_heads"))
+
+    @classmethod
+    @override
+    def has_memory(cls, options: Options) -> bool | None:
+        return True
+
+    @override
+    def build_networks(self, generator: torch.Generator) -> None:
+        options = self.options
+        self.policy = Decoder(int(options.observation_space[OBS_LEAF].n), options.context, options.num_layers,
+                              options.width, options.num_heads)
+        for module in self.policy.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02 if isinstance(module, nn.Embedding) else module.weight.shape[
+                    1] ** -0.5, generator=generator)
+                if isinstance(module, nn.Linear):
+                    nn.init.zeros_(module.bias)
+        self.value = None
+        self.policy_head = linear(options.width, self.distribution.num_outputs, 0.01, generator)
+        self.value_head = linear(options.width, 1, 1.0, generator)
+
+    @override
+    def initial_states(self, num_envs: int) -> Obs:
+        """Return the memory of empty sequences: the cache (E, H) and its length (E, 1), zeros."""
+        size = torch.Size(self.policy.cache_shape).numel()
+        return {CACHE: torch.zeros(num_envs, size, device=self.device),
+                LENGTH: torch.zeros(num_envs, 1, device=self.device)}
+
+    @override
+    def policy_states(self, num_envs: int) -> Obs:
+        return self.initial_states(num_envs)
+
+    @override
+    def policy_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
+        """Compute the features of tokens; see `OnPolicyActor.policy_features`.
+
+        If `rhs` is empty, no row has earlier tokens. The memory after L > 1 rows is not computed.
+        """
+        tokens, decoder = obs[OBS_LEAF], self.policy
+        cache, length = None, None
+        if rhs:
+            cache = rhs[CACHE].unflatten(1, decoder.cache_shape)
+            length = rhs[LENGTH].squeeze(1).long()
+        if tokens.dim() == 2:
+            return decoder(tokens, done, cache, length), {}
+        assert cache is not None
+        assert length is not None
+        length = length if done is None else length.masked_fill(done, 0)
+        decoder.check(length)
+        features, cache = decoder.step(tokens, cache, length)
+        return features, {CACHE: cache.flatten(1), LENGTH: (length + 1.0).unsqueeze(1)}

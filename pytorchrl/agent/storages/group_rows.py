@@ -1,0 +1,156 @@
+"""The collector's side of `GroupBuffer`: episodes grow row by row, and complete groups of them become rollouts.
+
+E = environments, S = episodes in a rollout, T = steps of the longest of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.contracts import check_acting_step
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
+from pytorchrl.agent.storages.rollout_rows import ActingRow
+from pytorchrl.errors import CallOrderError, ConfigError, EnvError
+
+_FIRST_LENGTH = 32
+"""Initial number of steps for which there is space in each row; it doubles when it is exhausted."""
+
+
+class GroupRows:
+    """One growing episode for each environment, and the groups of episodes that are complete.
+
+    Episodes are numbered in the order in which they start; those that start in the same step have the order of their
+    environments. `group_size` consecutive episodes are a group. The order in which groups become complete is the order
+    in which they leave; a group waits for its last member, while other groups go on.
+
+    A row waits as long as its steps are not valid and its observations are marked as first: such steps are not stored.
+    """
+
+    def __init__(self, num_groups: int, group_size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:
+        """Prepare for rollouts of `num_groups` groups; see `RolloutRows` for the other arguments."""
+        self.size, self._group_size, self._num_envs, self._algorithm = num_groups, group_size, num_envs, algorithm
+        self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
+        self._every = np.arange(num_envs)
+        self._columns: Arrays = {}
+        self.num_steps = 0
+        self._ready: list[list[Arrays]] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many complete groups as a rollout contains."""
+        return len(self._ready) >= self.size
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of valid steps that no rollout has contained yet."""
+        members = [episode for group in (*self._ready, *self._open.values()) for episode in group.values()] if (
+            self._columns) else []
+        running = sum(int(self._columns["valid"][:end, row].sum()) for row, end in enumerate(self._place))
+        return running + sum(int(episode["valid"].sum()) for episode in members)
+
+    def start(self, obs: Arrays, mask: np.ndarray | None) -> None:
+        """Discard all episodes, and begin new ones after a reset of all environments."""
+        if mask is not None:
+            raise ConfigError("GroupBuffer does not store action masks, which these environments have; use GAEBuffer")
+        self._obs = {name: leaf.copy() for name, leaf in obs.items()}
+        self._rhs: Arrays = {name: state.copy() for name, state in self._initial_rhs.items()}
+        self._first = np.ones(self._num_envs, np.bool_)
+        self._place = np.zeros(self._num_envs, np.int64)  # number of stored steps of the running episodes
+        self._number = np.zeros(self._num_envs, np.int64)  # of the running episodes
+        self._num_started = self.num_steps = 0
+        self._open: dict[int, dict[int, Arrays]] = {}
+        self._ready = []
+
+    def current(self) -> ActingRow:
+        """Return the inputs for the next action."""
+        return self._obs, self._rhs, self._first, None
+
+    def insert(self, acting: ActingStep, step: Step) -> None:
+        """Append one step to each episode, and move the episodes that have ended into their groups.
+
+        Raises:
+            EnvError: The members of a group began with different observations.
+        """
+        if not self._columns:
+            self._allocate(acting, step)
+        stored = step.valid | ~(step.first & self._first)
+        rows = self._every[stored]
+        begun = rows[self._place[rows] == 0]
+        self._number[begun] = np.arange(self._num_started, self._num_started + len(begun))
+        self._num_started += len(begun)
+        place = self._place[rows]
+        if len(place) and place.max() + 1 >= len(self._columns["reward"]):
+            self._columns = {name: np.concatenate((column, np.zeros_like(column)))
+                             for name, column in self._columns.items()}
+        for name, value in self._values(acting, step).items():
+            self._columns[name][place, rows] = value[rows]
+        self._place[rows] += 1
+        for row in np.flatnonzero(step.terminated | step.truncated).tolist():
+            self._finish(row)
+        self._obs, self._first = {name: leaf.copy() for name, leaf in step.obs.items()}, step.first
+        show_reward(acting.rhs, step.reward)
+        self._rhs = acting.rhs
+        self.num_steps += 1
+
+    def _values(self, acting: ActingStep, step: Step) -> Arrays:
+        return {**{f"obs/{name}": leaf for name, leaf in self._obs.items()}, "action": acting.action,
+                "reward": step.reward, "terminated": step.terminated, "truncated": step.truncated,
+                "valid": step.valid, **{f"other/{name}": row for name, row in acting.other.items()}}
+
+    def _allocate(self, acting: ActingStep, step: Step) -> None:
+        check_acting_step(self._algorithm, acting, self._num_envs)
+        self._columns = {name: np.zeros((_FIRST_LENGTH, *value.shape), value.dtype)
+                         for name, value in self._values(acting, step).items()}
+
+    def _finish(self, row: int) -> None:
+        number, self._place[row], length = int(self._number[row]), 0, int(self._place[row])
+        group = self._open.setdefault(number // self._group_size, {})
+        group[number % self._group_size] = {name: column[:length, row].copy() for name, column in self._columns.items()}
+        if len(group) == self._group_size:
+            del self._open[number // self._group_size]
+            self._ready.append([group[member] for member in range(self._group_size)])
+            _check_start(self._ready[-1])
+
+    def take(self, copy: bool) -> RolloutData:
+        """Return the groups that are complete, at most `size` of them, as a rollout of S episodes, (T, S).
+
+        Episodes that are shorter than T are padded with steps that are not valid. The rollout has no memory, because
+        all episodes are whole. It is always a copy.
+
+        Raises:
+            CallOrderError: No transition was inserted.
+        """
+        if not self._columns:
+            raise CallOrderError("there is no rollout before the first transition; insert a transition first")
+        groups, self._ready, self.num_steps = self._ready[:self.size], self._ready[self.size:], 0
+        episodes = [episode for group in groups for episode in group]
+        longest = max((len(episode["reward"]) for episode in episodes), default=0)
+        rows = {}
+        for name, column in self._columns.items():
+            rows[name] = np.zeros((longest + name.startswith("obs/"), len(episodes), *column.shape[2:]), column.dtype)
+            for index, episode in enumerate(episodes):
+                rows[name][:len(episode[name]), index] = episode[name]
+        done = torch.zeros(longest + 1, len(episodes), dtype=torch.bool)
+        done[:1] = True
+        tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
+        obs, other = ({name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+                      for start in ("obs/", "other/"))
+        return RolloutData(
+            obs=obs, done=done, rhs={}, mask=None, action=tensors["action"], reward=tensors["reward"],
+            terminated=tensors["terminated"], truncated=tensors["truncated"], valid=tensors["valid"],
+            final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={name: leaf[:0, 0] for name, leaf in obs.items()},
+            other=other)
+
+
+def _check_start(group: list[Arrays]) -> None:
+    """Raise `EnvError` if the members of a group began with different observations, up to their first valid step."""
+    starts = [int(episode["valid"].argmax()) + 1 for episode in group]
+    for name, first in group[0].items():
+        if name.startswith("obs/"):
+            for end, episode in zip(starts, group, strict=True):
+                if end != starts[0] or not np.array_equal(episode[name][:end], first[:end]):
+                    raise EnvError(
+                        f"the {len(group)} episodes of a group must begin with the same observations, the prompt; got "
+                        f"{first[:starts[0]].tolist()} and {episode[name][:end].tolist()}; give GroupBuffer the "
+                        "group_size of the environments")

@@ -1,0 +1,87 @@
+"""Storage of groups of episodes, whose advantages are relative to their group. T = steps, S = episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from typing_extensions import override
+
+from pytorchrl.agent.data import DataKind, RolloutData
+from pytorchrl.agent.options import AgentOptions, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.storages.group_rows import GroupRows
+from pytorchrl.agent.storages.on_policy import RolloutLearner, VanillaOnPolicyBuffer
+from pytorchrl.agent.storages.returns import Estimates
+from pytorchrl.agent.storages.rollout_rows import RolloutRows
+
+_SMALL = 1e-4
+
+
+class GroupBuffer(VanillaOnPolicyBuffer):
+    """Storage of groups of episodes that begin with the same observations, such as answers to the same prompt.
+
+    The advantage of all steps of an episode is its return minus the mean return of its group: Shao et al. 2024 (GRPO),
+    section 4.1.2. A rollout contains whole groups, and a group waits for its last member.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of `GroupBuffer`."""
+
+        size: int = option(help="Number of groups in a rollout.", low=1)
+        group_size: int = option(8, help="Number of episodes of a group.", low=2)
+        scale_advantages: bool = option(
+            True, help="Divide advantages by the standard deviation of the returns of their group, as in GRPO. False "
+                       "avoids that groups with nearly equal returns count more (Liu et al. 2025, Dr. GRPO).")
+
+    provides = DataKind.GROUPS
+    options: Options
+
+    def __init__(self, options: Options, *, actor: object, algorithm: RolloutLearner, num_envs: int, seed: int,
+                 device: str = "cpu") -> None:
+        """Build the storage; see `VanillaOnPolicyBuffer` for the arguments."""
+        super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
+        self._groups = GroupRows(options.size, options.group_size, num_envs, self.actor.initial_states(num_envs), algorithm)
+        self._rollout_rows = cast("RolloutRows", self._groups)
+
+    @property
+    @override
+    def full(self) -> bool:
+        return self._groups.is_full
+
+    @property
+    @override
+    def rollout_size(self) -> int:
+        return 1
+
+    @property
+    @override
+    def keeps_tensors(self) -> bool:
+        return False
+
+    @property
+    @override
+    def sequence_length(self) -> None:
+        return None
+
+    @override
+    def plan_batches(self, num_rollouts: int) -> None:
+        pass
+
+    @override
+    def estimate(self, rollout: RolloutData, recompute: bool = False) -> Estimates:
+        """Return the advantages of a rollout's steps, and the returns of their episodes, (T, S) float32 each."""
+        reward, valid = rollout.reward.numpy(), rollout.valid.numpy()
+        returns = np.where(valid, reward, 0.0).sum(0, dtype=np.float32).reshape(-1, self.options.group_size)
+        advantage = returns - returns.mean(1, keepdims=True)
+        if self.options.scale_advantages:
+            advantage /= returns.std(1, ddof=1, keepdims=True) + _SMALL
+        shape = reward.shape
+        return (np.broadcast_to(advantage.reshape(-1), shape).copy(), np.broadcast_to(returns.reshape(-1), shape).copy())
+
+    @classmethod
+    @override
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        return None
