@@ -27,6 +27,9 @@ OBS_LEAF = "obs"
 PREVIOUS = "q/previous"
 """Key of `rhs` for an additional input of the memory, (E, n + 1): the previous action, one of n, and its reward."""
 
+VERSION = "version"
+"""Key of `RolloutData.other`; see `RolloutData.versions`."""
+
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
 
@@ -314,6 +317,11 @@ class RolloutData:
     def parts(self) -> Mapping[str, RolloutData]:
         """The transitions of each policy, by its name; a single policy has the name `""`."""
         return {"": self}
+
+    @property
+    def versions(self) -> Tensor | None:
+        """(T, E) int32, the version of the weights that chose each action; None if all are that of the rollout."""
+        return self.other.get(VERSION)
 
     def num_valid(self) -> int:
         """Return the number of env steps, that is, of valid transitions."""

@@ -23,8 +23,9 @@ from pytorchrl.agent.options import Options, option
 from pytorchrl.errors import NonFiniteDataError, Problem, SpaceError
 from pytorchrl.support.untyped import OptionValue
 
-CACHE, LENGTH = "cache", "length"
-"""Names of the two parts of the memory: keys and values, and the number of tokens that they belong to."""
+CACHE, LENGTH, TOKENS, VERSION = "cache", "length", "tokens", "version"
+"""Names of the parts of the memory: keys and values; the number of tokens so far, and these tokens; and 1 + the version
+of the weights that computed the newest keys and values, or 0 before the first token."""
 
 
 class Block(nn.Module):
@@ -129,6 +130,17 @@ class Decoder(nn.Module):
             x = block.rest(x, attended.permute(2, 0, 1, 3).flatten(2))
         return self.norm(x)
 
+    def keys_and_values(self, tokens: Tensor) -> Tensor:
+        """Return the cache (B, *`cache_shape`) of sequences of C tokens, (B, C) int64; those after the end do no harm."""
+        x = self.tokens(tokens) + self.positions.weight
+        parts = []
+        for block in self.blocks:
+            query, key, value = (part.transpose(1, 2) for part in block.heads(x))
+            parts.append(torch.stack((key, value), 1))
+            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = block.rest(x, attended.transpose(1, 2).flatten(2))
+        return torch.stack(parts, 1)
+
     def check(self, place: Tensor) -> None:
         """Raise `NonFiniteDataError` if a token is beyond the context; a GPU is not asked, but fails itself."""
         if place.is_cpu and int(place.max()) >= self.context:
@@ -200,10 +212,9 @@ class DecoderActor(OnPolicyActor):
 
     @override
     def initial_states(self, num_envs: int) -> Obs:
-        """Return the memory of empty sequences: the cache (E, H) and its length (E, 1), zeros."""
-        size = torch.Size(self.policy.cache_shape).numel()
-        return {CACHE: torch.zeros(num_envs, size, device=self.device),
-                LENGTH: torch.zeros(num_envs, 1, device=self.device)}
+        """Return the memory of empty sequences: zeros (E, H) for the cache, and for each of the other parts."""
+        sizes = {CACHE: torch.Size(self.policy.cache_shape).numel(), LENGTH: 1, TOKENS: self.policy.context, VERSION: 1}
+        return {name: torch.zeros(num_envs, size, device=self.device) for name, size in sizes.items()}
 
     @override
     def policy_states(self, num_envs: int) -> Obs:
@@ -227,4 +238,11 @@ class DecoderActor(OnPolicyActor):
         length = length if done is None else length.masked_fill(done, 0)
         decoder.check(length)
         features, cache = decoder.step(tokens, cache, length)
-        return features, {CACHE: cache.flatten(1), LENGTH: (length + 1.0).unsqueeze(1)}
+        written = rhs[TOKENS].clone()
+        written[torch.arange(len(tokens), device=tokens.device), length] = tokens.float()
+        return features, {CACHE: cache.flatten(1), LENGTH: (length + 1.0).unsqueeze(1), TOKENS: written,
+                          VERSION: rhs[VERSION]}
+
+    def recomputed(self, rhs: Obs) -> Obs:
+        """Return memory in which all keys and values are those of the current weights."""
+        return {**rhs, CACHE: self.policy.keys_and_values(rhs[TOKENS].long()).flatten(1)}

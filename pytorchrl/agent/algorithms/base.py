@@ -87,6 +87,8 @@ class Algorithm(Part, Updatable, ABC):
     """Whether the loss is the "mean" or the "sum" over the valid samples; gradients of microbatches are combined
     accordingly."""
     actor: UserPart
+    version: int = 0
+    """Number of updates that led to the current weights, which the worker sets."""
     applies_at_once: bool = False
     """Whether each gradient is applied before the next one is computed, as in central schemes. If it is True,
     `compute_gradients` may return zeros for groups that the next update does not change."""

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.actors.decoder import DecoderActor
-from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
+from pytorchrl.agent.algorithms.generation import ON_NEW_WEIGHTS, Generation
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.rollouts import RolloutAlgorithm
-from pytorchrl.agent.data import Batch, DataKind, Evaluated, LossParameters, Obs, RolloutData, TensorActing
+from pytorchrl.agent.data import (
+    VERSION,
+    Batch,
+    DataKind,
+    Evaluated,
+    LossParameters,
+    Obs,
+    RolloutData,
+    TensorActing,
+)
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GroupBuffer
@@ -43,11 +53,19 @@ class GRPO(OnPolicyAlgorithm):
         entropy_coef: float | Schedule = option(0.005, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         advantage_normalization = "none"
 
+        on_new_weights: str = option(
+            "finish", choices=ON_NEW_WEIGHTS,
+            help="Reaction to new weights while a sequence grows: finish it with the old weights, or use the new ones "
+                 "at once and keep the keys and values of the earlier tokens, or recompute them.")
+
     learns_from = DataKind.GROUPS
-    actor_class = OnPolicyActor
-    actor: OnPolicyActor
-    version: int = 0
-    """Number of updates that led to the weights with which the algorithm acts."""
+    actor_class = DecoderActor
+    actor: DecoderActor
+
+    def __init__(self, options: GRPO.Options, *, actor: DecoderActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        self._generation = Generation(actor, options.on_new_weights)
 
     # Acting
 
@@ -55,10 +73,26 @@ class GRPO(OnPolicyAlgorithm):
     def _choose(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, deterministic: bool,
     ) -> TensorActing:
-        step = super()._choose(obs, rhs, done, mask, deterministic)
-        logp = self.actor.log_prob_from_params(step.other["dist_params"], step.action, mask)
-        version = torch.full(logp.shape, self.version, dtype=torch.int32, device=logp.device)
-        return step._replace(other={"logp": logp, "version": version})
+        def act(actor: DecoderActor, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> TensorActing:
+            with self._precision():
+                action, clipped_action, dist_params, _, states = actor.act(
+                    obs, rhs, done, deterministic, mask, self.generator, with_value=False)
+            logp = actor.log_prob_from_params(dist_params, action, mask)
+            return TensorActing(action, clipped_action, states, {"logp": logp})
+
+        inputs = self._to_device(obs, rhs, done, mask)
+        step, versions = self._generation.choose(act, *inputs, self.version)
+        return step._replace(other={**step.other, VERSION: versions})
+
+    @override
+    def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
+        self._generation.keep(self.version)
+        super().load_acting_state(state)
+
+    @override
+    def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
+        self._generation.keep(self.version)
+        return super().apply_gradients(gradients)
 
     @override
     def finish_rollout(self, rollout: RolloutData) -> None:

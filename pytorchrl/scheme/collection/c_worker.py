@@ -102,7 +102,8 @@ class RolloutBuilder:
         """Take the steps out of the storage, count them, and return them as a rollout; call within `torch.no_grad()`.
 
         Args:
-            version: Version of the oldest weights with which the steps were collected.
+            version: Version of the oldest weights with which the steps were collected, unless the data contain the
+                version of each step.
             episodes: Episodes that ended in these steps.
             watch: Stopwatch that timed the collection of these steps; this method adds its own times.
             preempted: Whether the rollout is shorter than requested.
@@ -118,6 +119,8 @@ class RolloutBuilder:
         """
         data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
         host, num_env_steps, num_steps, size = data.host, data.num_valid(), data.num_steps, data.size
+        if num_env_steps and (versions := getattr(data, "versions", None)) is not None:
+            version = int(versions[data.valid].min())
         self.collected_steps += num_env_steps
         if host is not None:
             episodes = host.episodes
@@ -174,7 +177,6 @@ class CWorker(Worker):
         actor, algo, storage: The agent's parts.
         envs: The vector of environments; None if `role` is `Role.SERVER`.
         num_envs: Number of environments in the vector of each collection worker.
-        version: Number of updates that led to the current weights.
     """
 
     def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,
@@ -245,6 +247,15 @@ class CWorker(Worker):
     def collected_steps(self) -> int:
         """Number of env steps in all rollouts so far; after `close`, also those of the unfinished rollout."""
         return self._builder.collected_steps
+
+    @property
+    def version(self) -> int:
+        """Number of updates that led to the current weights."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = self.algo.version = version
 
     @property
     def incarnation(self) -> int:
