@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.actors.decoder import DecoderActor
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS, CorrectionOptions, Steps
 from pytorchrl.agent.algorithms.generation import ON_NEW_WEIGHTS, Generation
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
@@ -34,11 +36,12 @@ from pytorchrl.agent.storages import GroupBuffer
 class GRPO(OnPolicyAlgorithm):
     """Policy gradients with advantages relative to a group of episodes, and without a value.
 
-    The loss is the mean over all steps (tokens) of the clipped surrogate of `PPO`, minus an entropy bonus.
+    The loss is minus the mean over all steps (tokens) of the surrogate of a correction, by default that of `PPO`, minus
+    an entropy bonus.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(RolloutAlgorithm.Options):
+    class Options(CorrectionOptions, RolloutAlgorithm.Options):
         """Options of `GRPO`."""
 
         lr: float | Schedule = option(1e-3, help="Learning rate.", low=0.0, updatable=True)
@@ -66,6 +69,7 @@ class GRPO(OnPolicyAlgorithm):
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._generation = Generation(actor, options.on_new_weights)
+        self._needs_proximal = CORRECTIONS[options.correction].needs_proximal
 
     # Acting
 
@@ -106,16 +110,36 @@ class GRPO(OnPolicyAlgorithm):
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO.terms`."""
-        clip, advantage = parameters["clip_param"], batch.advantage
-        log_ratio = evaluated.logp - batch.logp
-        if batch.valid is not None:
-            log_ratio = torch.where(batch.valid, log_ratio, 0.0)
-        ratio = log_ratio.exp()
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+        valid = torch.ones_like(batch.done) if batch.valid is None else batch.valid
+        steps = Steps(evaluated.logp, batch.logp, batch.other.get("proximal", batch.logp), batch.advantage, valid,
+                      batch.other["lag"])
+        surrogate, is_cut = self.options.corrected(steps, parameters["clip_param"])
         with torch.no_grad():
-            distance = ratio - 1.0
-            measures = {"kl": distance - log_ratio, "clip_fraction": (distance.abs() > clip).float()}
+            ratio = steps.ratio()
+            measures = {"kl": ratio - 1.0 - ratio.log(), "clip_fraction": is_cut, "lag": steps.lag.float(),
+                        "weight": ratio, "weight_squared": ratio.square()}
         return {"policy_loss": -surrogate, "entropy": evaluated.entropy}, measures
+
+    @override
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Add the lag of each step."""
+        if "lag" in batch.other:
+            return batch
+        other = {name: value for name, value in batch.other.items() if name != VERSION}
+        return dataclasses.replace(batch, other={**other, "lag": self.version - batch.other[VERSION]})
+
+    @property
+    def sample_values(self) -> tuple[str, ...]:
+        """Names of the entries of `RolloutData.other` that batches contain."""
+        return (VERSION, "proximal") if self._needs_proximal else (VERSION,)
+
+    def prepare_rollout(self, rollout: RolloutData) -> None:
+        """Add `proximal` (T, S), the log-probabilities with the current weights, if the correction needs them."""
+        if not self._needs_proximal:
+            return
+        with torch.no_grad(), self._precision():
+            rollout.other["proximal"] = self.actor.evaluate_actions(
+                {name: leaf[:-1] for name, leaf in rollout.obs.items()}, {}, rollout.done[:-1], rollout.action)[0]
 
     @override
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:

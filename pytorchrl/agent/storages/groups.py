@@ -73,6 +73,8 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     @override
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> Estimates:
         """Return the advantages of a rollout's steps, and the returns of their episodes, (T, S) float32 each."""
+        if not recompute:
+            self.algorithm.prepare_rollout(rollout)
         reward, valid = rollout.reward.numpy(), rollout.valid.numpy()
         returns = np.where(valid, reward, 0.0).sum(0, dtype=np.float32).reshape(-1, self.options.group_size)
         advantage = returns - returns.mean(1, keepdims=True)

@@ -264,7 +264,7 @@ class VanillaOnPolicyBuffer(Storage):
             check_estimate(self, estimates[-1], rollout.reward.shape)
         advantages, returns = map(list, zip(*estimates, strict=True))
         algorithm, intrinsic = self.algorithm, self._intrinsic
-        others = () if intrinsic is None else intrinsic.sample_values
+        others = getattr(algorithm, "sample_values", ()) if intrinsic is None else intrinsic.sample_values
         if intrinsic is not None:
             evaluate = algorithm.evaluate_rows if recompute else None
             advantages = [
