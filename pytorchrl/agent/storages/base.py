@@ -60,6 +60,8 @@ class Storage(Part, Updatable, ABC):
 
     If `provides.is_kept` is true, the storage is a replay buffer, and `counters` also contains `evicted`.
     """
+    keeps_unfinished: ClassVar[bool] = False
+    """Whether a full rollout may leave transitions behind, which a later rollout will contain; see `num_unfinished`."""
     draws_rollouts: ClassVar[bool] = False
     """Whether a replay storage stores and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
@@ -154,6 +156,11 @@ class Storage(Part, Updatable, ABC):
     def keeps_tensors(self) -> bool:
         """Whether the storage can learn from rollouts on a device; see `stay_on_device`."""
         return False
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of valid transitions that no rollout has contained yet."""
+        return int(self.get_all_buffer_data(copy=False).num_valid()) if self.num_steps else 0
 
     def stay_on_device(self) -> None:
         """Fill the rows with tensors of the actor's device: arguments and results of the methods above are tensors."""

@@ -44,10 +44,12 @@ class GroupRows:
     @property
     def num_unfinished(self) -> int:
         """Number of valid steps that no rollout has contained yet."""
-        members = [episode for group in (*self._ready, *self._open.values()) for episode in group.values()] if (
-            self._columns) else []
+        if not self._columns:
+            return 0
+        ended = [episode for group in self._ready for episode in group]
+        ended += [episode for group in self._open.values() for episode in group.values()]
         running = sum(int(self._columns["valid"][:end, row].sum()) for row, end in enumerate(self._place))
-        return running + sum(int(episode["valid"].sum()) for episode in members)
+        return running + sum(int(episode["valid"].sum()) for episode in ended)
 
     def start(self, obs: Arrays, mask: np.ndarray | None) -> None:
         """Discard all episodes, and begin new ones after a reset of all environments."""

@@ -37,6 +37,7 @@ class GroupBuffer(VanillaOnPolicyBuffer):
                        "avoids that groups with nearly equal returns count more (Liu et al. 2025, Dr. GRPO).")
 
     provides = DataKind.GROUPS
+    keeps_unfinished = True
     options: Options
 
     def __init__(self, options: Options, *, actor: object, algorithm: RolloutLearner, num_envs: int, seed: int,
@@ -55,6 +56,11 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     @override
     def rollout_size(self) -> int:
         return 1
+
+    @property
+    @override
+    def num_unfinished(self) -> int:
+        return self._groups.num_unfinished
 
     @property
     @override

@@ -92,8 +92,18 @@ class RolloutBuilder:
         Returns:
             The number of env steps in the storage.
         """
-        num_steps = int(self.storage.get_all_buffer_data(copy=False).num_valid()) if self.storage.num_steps else 0
+        num_steps = int(self.storage.num_unfinished)
         self.collected_steps += num_steps
+        return num_steps
+
+    def discard_unfinished(self) -> int:
+        """Count the env steps in the storage as collected and as delivered, because the caller books them as dropped.
+
+        Returns:
+            The number of env steps in the storage.
+        """
+        num_steps = self.count_unfinished()
+        self.delivered_steps += num_steps
         return num_steps
 
     def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
@@ -425,8 +435,13 @@ class CWorker(Worker):
             self._envs_restarted += self.envs.num_restarts
             self.envs.close()
             self.envs = self._make_envs(seed=seed, incarnation=self.incarnation)
-        self._reset_pending = True
+        self.discard_unfinished()
         self._builder.restart()
+
+    def discard_unfinished(self) -> int:
+        """Begin new episodes at the next collection; return the number of env steps that are lost, for the ledger."""
+        is_collecting, self._reset_pending = not self._reset_pending, True
+        return self._builder.discard_unfinished() if is_collecting else 0
 
     def preempt(self, sequence: int, min_steps: int) -> None:
         """End rollout number `sequence` as soon as it has `min_steps` steps in each environment."""

@@ -157,6 +157,14 @@ class CWorkerSet(WorkerSet[CWorker]):
             handle.submit(CWorker.take_place, *recipe.place_of(self.index_parent, 1 + place))
         self.resize(number, resources)
 
+    def discard_unfinished(self) -> int:
+        """Let all workers that are not lost discard the env steps that no rollout contains; return their number."""
+        if self.inference is not None:
+            return 0
+        calls = [handle.submit(CWorker.discard_unfinished) for handle in self.remote_workers()]
+        found = [outcome.value for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S)]
+        return self.local_worker().discard_unfinished() + sum(number for number in found if number is not None)
+
     def reseed_remote(self, seed: int) -> None:
         """Reseed all remote workers that are not lost, and the actor of central inference; see `CWorker.reseed`."""
         if self.inference is not None:

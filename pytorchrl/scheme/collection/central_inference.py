@@ -163,6 +163,10 @@ class CentralInference(RemoteStrategy[EnvWorker, EnvAnswer]):
 
     def _add(self, place: int, answer: EnvAnswer) -> _Stream:
         stream = self._streams[place]
+        if answer.first is not None:  # new environments
+            unfinished = stream.builder.discard_unfinished()
+            self._ledger.collect(unfinished)
+            self._ledger.drop(unfinished, "in_flight", DropReason.SHUTDOWN)
         stream.add(answer)
         self._waiting.append(place)
         return stream

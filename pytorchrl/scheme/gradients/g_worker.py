@@ -464,6 +464,10 @@ class GWorker(Worker, Stoppable):
         gradients (error feedback). Parameters and optimizers are saved by the update worker; random generators and
         episodes are not saved.
         """
+        if self.storage.keeps_unfinished:
+            unfinished = self.col_workers.discard_unfinished()
+            self.ledger.collect(unfinished)
+            self.ledger.drop(unfinished, "in_flight", DropReason.SHUTDOWN)
         # Read the shards before the ledger: if a shard is found to be lost, the ledger changes.
         shards = None if self.shards is None else self.shards.state()
         return {"ledger": self.ledger.snapshot().saved(), "storage": self.storage.state_dict(), "shards": shards,
