@@ -141,7 +141,7 @@ class GroupRows:
         return RolloutData(
             obs=obs, done=done, rhs={}, mask=None, action=tensors["action"], reward=tensors["reward"],
             terminated=tensors["terminated"], truncated=tensors["truncated"], valid=tensors["valid"],
-            final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={name: leaf[:0, 0] for name, leaf in obs.items()},
+            final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={name: leaf.flatten(0, 1)[:0] for name, leaf in obs.items()},
             other=other)
 
 
