@@ -1,0 +1,125 @@
+"""Tests of token tasks in worker trees: ledgers close in each pattern, lag 0 is synchronous, runs resume and replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, Scheme
+from pytorchrl.agent.actors import DecoderActor
+from pytorchrl.agent.algorithms import GRPO
+from pytorchrl.agent.env.tokens import TokenEnv
+from pytorchrl.agent.storages import GroupBuffer
+from pytorchrl.envs.tasks import Copy
+from tests.integration.test_ray_patterns import PATTERNS
+
+GROUPS, GROUP = 3, 4
+FINISH, KEEP, RECOMPUTE = ({"on_new_weights": mode, "waits": False} for mode in ("finish", "keep", "recompute"))
+WAIT = {"on_new_weights": "finish", "waits": True}
+
+
+@pytest.fixture
+def make(quick_processes):
+    """Return a function that makes small schemes of a token task, which are stopped after the test."""
+    schemes = []
+
+    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", **settings):
+        envs = TokenEnv.create_factory(Copy, {"longest": 5}, GROUPS * GROUP, group_size=GROUP, waits=waits)
+        scheme = Scheme(
+            GRPO.create_factory(num_epochs=2, on_new_weights=on_new_weights, correction=correction),
+            DecoderActor.create_factory(envs.observation_space, envs.action_space, context=12, width=8),
+            GroupBuffer.create_factory(GROUPS, group_size=GROUP), envs, seed=1, **settings)
+        schemes.append(scheme)
+        return scheme
+
+    yield make_one
+    for scheme in schemes:
+        scheme.stop()
+
+
+def close(scheme):
+    """Stop a scheme, check its ledger, and return it."""
+    ledger = scheme.stop()
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+    assert ledger["consumed_unique"] > 0
+    return ledger
+
+
+@pytest.mark.parametrize("mode", [WAIT, FINISH], ids=["wait", "finish"])
+@pytest.mark.parametrize("runtime", ["simulated", "threads"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_ledger_of_tokens_closes(make, pattern, runtime, mode):
+    scheme = make(runtime=runtime, **mode, **pattern)
+    for _ in range(8):
+        scheme.step()
+    scheme.checkpoint(30)
+    for _ in range(4):
+        scheme.step()
+    metrics = scheme.metrics()
+    ledger = close(scheme)
+    if ASYNC not in (pattern["col_communication"], pattern["grad_communication"]) and mode is WAIT:
+        assert metrics["policy_lag"]["max"] == 0
+        assert ledger["dropped"]["shutdown"] <= ledger["collected"] / 3
+
+
+@pytest.mark.parametrize("mode", [FINISH, KEEP, RECOMPUTE], ids=["finish", "keep", "recompute"])
+def test_the_ledger_closes_with_central_inference(make, mode):
+    scheme = make(runtime="simulated", num_col_workers=2, col_communication=ASYNC, inference="central", **mode)
+    for _ in range(8):
+        scheme.step()
+    scheme.checkpoint(30)
+    for _ in range(4):
+        scheme.step()
+    close(scheme)
+
+
+def parameters(scheme, version=8):
+    """Return the parameters after `version` updates, and the largest policy lag."""
+    while scheme.version < version:
+        scheme.step()
+    return scheme.acting_state()["all"], scheme.metrics()["policy_lag"]["max"]
+
+
+@pytest.mark.parametrize("correction", ["ppo", "decoupled"])
+@pytest.mark.parametrize("runtime", ["simulated", "threads", pytest.param("processes", marks=pytest.mark.thorough)])
+def test_without_lag_asynchronous_collection_is_synchronous(make, runtime, correction):
+    settings = {**WAIT, "correction": correction, "num_col_workers": 1, "col_execution": "Parallel"}
+    expected, _ = parameters(make(runtime="simulated", **settings))
+    settings |= {"col_communication": ASYNC, "on_policy_lag": "wait"}
+    found, lag = parameters(make(runtime=runtime, **settings, max_policy_lag=0))
+    assert lag == 0
+    other, some_lag = parameters(make(runtime="simulated", **settings, max_policy_lag=2))
+    assert some_lag == 2
+    assert not torch.equal(other, expected)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", [WAIT, FINISH, KEEP, RECOMPUTE], ids=["wait", "finish", "keep", "recompute"])
+@pytest.mark.parametrize("workers", [{}, {"num_col_workers": 2}, {"num_grad_workers": 2}],
+                         ids=["central", "collectors", "gradients"])
+def test_a_run_resumes_bit_for_bit(make, workers, mode):
+    first = make(runtime="threads", **mode, **workers)
+    parameters(first, 6)
+    checkpoint = first.checkpoint(30)
+    expected, _ = parameters(first, 12)
+    second = make(runtime="threads", **mode, **workers)
+    second.resume(checkpoint)
+    found, _ = parameters(second, 12)
+    assert torch.equal(found, expected)
+    assert close(first) == close(second)
+
+
+@pytest.mark.parametrize("runtime", ["threads", "processes"])
+@pytest.mark.parametrize("mode", [FINISH, RECOMPUTE], ids=["finish", "recompute"])
+def test_a_recorded_run_replays(make, tmp_path, runtime, mode):
+    settings = {**mode, "num_col_workers": 2, "col_communication": ASYNC}
+    recorded = make(runtime=runtime, record=tmp_path / "run", **settings)
+    parameters(recorded, 12)
+    close(recorded)
+    replayed = make(replay=tmp_path / "run", **settings)
+    while not replayed.replay_is_over:
+        replayed.step()
+    states = [scheme._worker.local_worker.get_weights() for scheme in (recorded, replayed)]
+    assert states[0].version == states[1].version >= 12
+    assert states[0].state["all"].tobytes() == states[1].state["all"].tobytes()
