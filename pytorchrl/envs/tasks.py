@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
+from pytorchrl.agent.env.tokens import TokenTask
 from pytorchrl.errors import ConfigError
 
 NUM_DIGITS = 10
-
-
-class TokenTask(ABC):
-    """A task: draw a prompt, and compute the reward of an answer. Tokens are the numbers from 0 to `num_tokens` - 1.
-
-        class Echo(TokenTask):
-            num_tokens, max_prompt, max_answer = 10, 1, 1
-
-            def prompt(self, rng):
-                return [rng.integers(10)]
-
-            def reward(self, prompt, answer):
-                return float(answer == prompt)
-
-    Attributes:
-        num_tokens: Number of different tokens.
-        max_prompt: Largest number of tokens of a prompt.
-        max_answer: Largest number of tokens of an answer; longer answers are truncated.
-        end: Token that ends an answer, of which it is the last token; None: all answers have `max_answer` tokens.
-    """
-
-    num_tokens: int
-    max_prompt: int
-    max_answer: int
-    end: int | None = None
-
-    @abstractmethod
-    def prompt(self, rng: np.random.Generator) -> Sequence[int]:
-        """Draw a prompt of 1 to `max_prompt` tokens."""
-
-    @abstractmethod
-    def reward(self, prompt: list[int], answer: list[int]) -> float:
-        """Return the reward of an answer, which includes the token `end` if there is one."""
 
 
 class SortDigits(TokenTask):

@@ -12,8 +12,8 @@ from pytorchrl.agent.actors.value_actor import ValueActor
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "CNN", "MLP", "Actor", "DecoderActor", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OffPolicyActor", "OnPolicyActor", "QActor",
-    "Simba", "ValueActor",
+    "CNN", "MLP", "Actor", "DecoderActor", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OffPolicyActor",
+    "OnPolicyActor", "QActor", "Simba", "ValueActor",
 ]
 
 WORK = Work("network")

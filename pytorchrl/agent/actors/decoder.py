@@ -28,7 +28,7 @@ CACHE, LENGTH, TOKENS, VERSION = "cache", "length", "tokens", "version"
 of the weights that computed the newest keys and values, or 0 before the first token."""
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """A layer of a decoder: attention to earlier tokens, then a network over each token, with layer norm before both.
 
     Args:
@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.context, self.num_heads, self.out_features = context, num_heads, width
         self.tokens, self.positions = nn.Embedding(num_tokens, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(DecoderBlock(width, num_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
         self.cache_shape = (num_layers, 2, num_heads, context, width // num_heads)
 
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def keys_and_values(self, tokens: Tensor) -> Tensor:
-        """Return the cache (B, *`cache_shape`) of sequences of C tokens, (B, C) int64; those after the end do no harm."""
+        """Return the cache (B, *`cache_shape`) of C tokens, (B, C) int64; tokens after the end do no harm."""
         x = self.tokens(tokens) + self.positions.weight
         parts = []
         for block in self.blocks:
@@ -144,8 +144,9 @@ class Decoder(nn.Module):
     def check(self, place: Tensor) -> None:
         """Raise `NonFiniteDataError` if a token is beyond the context; a GPU is not asked, but fails itself."""
         if place.is_cpu and int(place.max()) >= self.context:
-            raise NonFiniteDataError(f"a sequence has at least {int(place.max()) + 1} tokens, but the decoder's context "
-                                     f"is {self.context}; give DecoderActor a context as large as prompt and answer")
+            raise NonFiniteDataError(
+                f"a sequence has at least {int(place.max()) + 1} tokens, but the decoder's context is {self.context}; "
+                "give DecoderActor a context as large as prompt and answer")
 
 
 class DecoderActor(OnPolicyActor):
@@ -171,7 +172,11 @@ class DecoderActor(OnPolicyActor):
         width: int = option(32, help="Features of a token.", low=1)
         num_heads: int = option(4, help="Heads of the attention; a divisor of the width.", low=1)
         checkpoint: str | None = option(None, help="Saved model from which the networks are initialized.")
-        normalize_obs: ClassVar[bool] = False
+
+        @property
+        def normalize_obs(self) -> bool:
+            """Whether observations are normalized: never, because they are tokens."""
+            return False
 
         def __post_init__(self) -> None:
             """Flatten the spaces; refuse other observations than tokens."""

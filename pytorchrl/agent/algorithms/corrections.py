@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.options import Options, option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError, Problem
 from pytorchrl.support.untyped import Numeric, UserPart
 
@@ -28,23 +29,44 @@ class Steps(NamedTuple):
     """log pi(a|o), with gradient."""
     behavior: Tensor
     """log mu(a|o)."""
-    proximal: Tensor
-    """log p(a|o); the same as `behavior` unless the correction needs it."""
+    log_ratio: Tensor
+    """log pi - log mu, with gradient; 0 where steps are not valid."""
+    ratio: Tensor
+    """pi / mu, with gradient; 1 where steps are not valid."""
     advantage: Tensor
     """A."""
-    valid: Tensor
-    """bool; false for padding."""
-    lag: Tensor
-    """Number of updates between mu and pi, int64."""
+    valid: Tensor | None
+    """bool; false for padding. None if all steps are valid."""
+    proximal: Tensor | None = None
+    """log p(a|o), for corrections that need it."""
+    lag: Tensor | None = None
+    """int64, the number of updates between mu and pi, for corrections that need it."""
 
-    def ratio(self, of: Tensor | None = None, to: Tensor | None = None) -> Tensor:
-        """Return exp(of - to), by default pi / mu; 1 where steps are not valid."""
-        log_ratio = (self.logp if of is None else of) - (self.behavior if to is None else to)
-        return torch.where(self.valid, log_ratio, 0.0).exp()
+    @classmethod
+    def of(cls, logp: Tensor, behavior: Tensor, advantage: Tensor, valid: Tensor | None = None, *,
+           proximal: Tensor | None = None, lag: Tensor | None = None) -> Steps:
+        """Return steps with their ratios; see the fields for the arguments."""
+        log_ratio = _difference(logp, behavior, valid)
+        return cls(logp, behavior, log_ratio, log_ratio.exp(), advantage, valid, proximal, lag)
+
+    def relative(self, to: Tensor) -> Tensor:
+        """Return pi / exp(to), with gradient; 1 where steps are not valid."""
+        return _difference(self.logp, to, self.valid).exp()
+
+    def over_sequence(self, values: Tensor) -> Tensor:
+        """Return the sum of the valid entries of each sequence (L, B), at each of its steps."""
+        valid = values if self.valid is None else torch.where(self.valid, values, 0.0)
+        return valid.sum(0, keepdim=True).expand_as(values)
+
+
+def _difference(first: Tensor, second: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the difference of log-probabilities; it is 0 for padding, because infinity times 0 would be NaN."""
+    difference = first - second
+    return difference if valid is None else torch.where(valid, difference, 0.0)
 
 
 class Bounds(NamedTuple):
-    """The bounds of a correction; see `CorrectionOptions` and `PPO.Options.clip_param`."""
+    """The bounds of a correction; see `CorrectionOptions`."""
 
     clip_param: Numeric
     max_weight: UserPart
@@ -59,7 +81,7 @@ Correction = Callable[[Steps, Bounds], Corrected]
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisteredCorrection:
     """A registered correction.
 
     Attributes:
@@ -68,7 +90,7 @@ class Entry:
         needs_proximal: Whether it uses `Steps.proximal`.
         needs_lag: Whether it uses `Steps.lag`.
         of_sequence: Whether it needs whole sequences.
-        bounds: The fields of `Bounds` that it uses, with their defaults; `clip_param` is an option of the algorithm.
+        bounds: The fields of `Bounds` that it uses, with their defaults.
     """
 
     function: Correction
@@ -76,24 +98,29 @@ class Entry:
     needs_proximal: bool
     needs_lag: bool
     of_sequence: bool
-    bounds: Mapping[str, float | None]
+    bounds: Mapping[str, float]
 
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, RegisteredCorrection] = {}
 CORRECTIONS = MappingProxyType(_entries)
 """All corrections by name."""
 
 
 def correction(
     name: str, source: str = "", *, needs_proximal: bool = False, needs_lag: bool = False, of_sequence: bool = False,
-    **bounds: float | None,
+    **bounds: float,
 ) -> Callable[[Correction], Correction]:
-    """Register the decorated function as a correction with this name; see `Entry` for the arguments."""
+    """Register the decorated function as a correction with this name; see `RegisteredCorrection` for the arguments.
+
+    Raises:
+        ConfigError: A bound does not exist.
+    """
     if unknown := bounds.keys() - set(Bounds._fields):
         raise ConfigError(f"bounds must be some of {', '.join(Bounds._fields)}, got {', '.join(sorted(unknown))}")
 
     def register(function: Correction) -> Correction:
-        _entries[name] = Entry(function, source, needs_proximal, needs_lag, of_sequence, MappingProxyType(bounds))
+        _entries[name] = RegisteredCorrection(
+            function, source, needs_proximal, needs_lag, of_sequence, MappingProxyType(bounds))
         return function
 
     return register
@@ -105,35 +132,33 @@ def _clipped(ratio: Tensor, advantage: Tensor, clip: Numeric) -> Corrected:
     return surrogate, ((ratio.detach() - 1.0).abs() > clip).float()
 
 
-def _over_sequence(values: Tensor, valid: Tensor) -> Tensor:
-    """Return the sum of the valid entries of each sequence (L, B), at each of its steps."""
-    return torch.where(valid, values, 0.0).sum(0, keepdim=True).expand_as(values)
+_CLIP = 0.2
 
 
 @correction("none", "Williams 1992")
 def none(steps: Steps, bounds: Bounds) -> Corrected:
     """Ignore the lag: pi / sg(pi) * A, whose gradient is A * grad log pi."""
-    return steps.ratio(to=steps.logp.detach()) * steps.advantage, torch.zeros_like(steps.logp)
+    return steps.relative(steps.logp.detach()) * steps.advantage, torch.zeros_like(steps.advantage)
 
 
-@correction("ppo", "Schulman et al. 2017, equation 7", clip_param=None)
+@correction("ppo", "Schulman et al. 2017, equation 7", clip_param=_CLIP)
 def ppo(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip the ratio r = pi / mu: min(r * A, clip(r, 1 - c, 1 + c) * A)."""
-    return _clipped(steps.ratio(), steps.advantage, bounds.clip_param)
+    return _clipped(steps.ratio, steps.advantage, bounds.clip_param)
 
 
-@correction("gspo", "Zheng et al. 2025, equations 5 and 7", of_sequence=True, clip_param=None)
+@correction("gspo", "Zheng et al. 2025, equations 5 and 7", of_sequence=True, clip_param=_CLIP)
 def gspo(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip the geometric mean of the ratios of a sequence, s = exp(mean(log pi - log mu)), as PPO clips r."""
-    lengths = _over_sequence(torch.ones_like(steps.logp), steps.valid).clamp(min=1.0)
-    mean = _over_sequence(steps.logp - steps.behavior, steps.valid) / lengths
+    lengths = steps.over_sequence(torch.ones_like(steps.advantage)).clamp(min=1.0)
+    mean = steps.over_sequence(steps.log_ratio) / lengths
     return _clipped(mean.exp(), steps.advantage, bounds.clip_param)
 
 
-@correction("cispo", "MiniMax 2025, equations 4 and 5", clip_param=None)
+@correction("cispo", "MiniMax 2025, equations 4 and 5", clip_param=_CLIP)
 def cispo(steps: Steps, bounds: Bounds) -> Corrected:
     """Weigh each step by sg(min(r, 1 + c)), with r = pi / mu: the weight is clipped, and no step loses its gradient."""
-    ratio = steps.ratio().detach()
+    ratio = steps.ratio.detach()
     weight = ratio.clamp(max=1.0 + bounds.clip_param)
     return weight * none(steps, bounds)[0], (ratio > weight).float()
 
@@ -141,21 +166,21 @@ def cispo(steps: Steps, bounds: Bounds) -> Corrected:
 @correction("tis", "Yao et al. 2025", max_weight=2.0)
 def tis(steps: Steps, bounds: Bounds) -> Corrected:
     """Truncated importance sampling: weigh each step by sg(min(r, w)), with r = pi / mu."""
-    ratio = steps.ratio().detach()
+    ratio = steps.ratio.detach()
     return ratio.clamp(max=bounds.max_weight) * none(steps, bounds)[0], (ratio > bounds.max_weight).float()
 
 
 @correction("tis_sequence", "Yao et al. 2025; Liu et al. 2025", of_sequence=True, max_weight=2.0)
 def tis_sequence(steps: Steps, bounds: Bounds) -> Corrected:
     """Truncated importance sampling of whole sequences: r is the product of the ratios of all steps."""
-    ratio = _over_sequence(steps.logp.detach() - steps.behavior, steps.valid).exp()
+    ratio = steps.over_sequence(steps.log_ratio.detach()).exp()
     return ratio.clamp(max=bounds.max_weight) * none(steps, bounds)[0], (ratio > bounds.max_weight).float()
 
 
 @correction("mis", "Liu et al. 2025", max_weight=2.0)
 def mis(steps: Steps, bounds: Bounds) -> Corrected:
     """Masked importance sampling: weigh each step by sg(r), with r = pi / mu, and leave out steps with r > w."""
-    ratio = steps.ratio().detach()
+    ratio = steps.ratio.detach()
     is_cut = ratio > bounds.max_weight
     return ratio.masked_fill(is_cut, 0.0) * none(steps, bounds)[0], is_cut.float()
 
@@ -163,7 +188,7 @@ def mis(steps: Steps, bounds: Bounds) -> Corrected:
 @correction("mis_sequence", "Liu et al. 2025", of_sequence=True, max_weight=2.0)
 def mis_sequence(steps: Steps, bounds: Bounds) -> Corrected:
     """Masked importance sampling of whole sequences: r is the product of the ratios of all steps."""
-    ratio = _over_sequence(steps.logp.detach() - steps.behavior, steps.valid).exp()
+    ratio = steps.over_sequence(steps.log_ratio.detach()).exp()
     is_cut = ratio > bounds.max_weight
     return ratio.masked_fill(is_cut, 0.0) * none(steps, bounds)[0], is_cut.float()
 
@@ -171,7 +196,7 @@ def mis_sequence(steps: Steps, bounds: Bounds) -> Corrected:
 @correction("icepop", "Ling Team 2025 (Ring-1T)", min_weight=0.5, max_weight=5.0)
 def icepop(steps: Steps, bounds: Bounds) -> Corrected:
     """Weigh each step by sg(r), with r = pi / mu, and leave out steps whose r is outside of [m, w]."""
-    ratio = steps.ratio().detach()
+    ratio = steps.ratio.detach()
     is_cut = (ratio < bounds.min_weight) | (ratio > bounds.max_weight)
     return ratio.masked_fill(is_cut, 0.0) * none(steps, bounds)[0], is_cut.float()
 
@@ -181,21 +206,23 @@ def ipo(steps: Steps, bounds: Bounds) -> Corrected:
     """Weigh each step by sg(r), with r = pi / mu, and leave out steps with |pi - mu| > d."""
     probabilities = steps.logp.detach().exp(), steps.behavior.exp()
     is_cut = (probabilities[0] - probabilities[1]).abs() > bounds.max_shift
-    return steps.ratio().detach().masked_fill(is_cut, 0.0) * none(steps, bounds)[0], is_cut.float()
+    return steps.ratio.detach().masked_fill(is_cut, 0.0) * none(steps, bounds)[0], is_cut.float()
 
 
 @correction("decoupled", "Hilton et al. 2022, section 2; Fu et al. 2025, equation 5", needs_proximal=True,
-            clip_param=None, max_weight=5.0)
+            clip_param=_CLIP, max_weight=5.0)
 def decoupled(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip pi / p around the proximal policy as PPO does, and weigh each step by min(p / mu, w)."""
-    weight = steps.ratio(of=steps.proximal).clamp(max=bounds.max_weight)
-    surrogate, is_clipped = _clipped(steps.ratio(to=steps.proximal), steps.advantage, bounds.clip_param)
+    assert steps.proximal is not None
+    weight = _difference(steps.proximal, steps.behavior, steps.valid).exp().clamp(max=bounds.max_weight)
+    surrogate, is_clipped = _clipped(steps.relative(steps.proximal), steps.advantage, bounds.clip_param)
     return weight * surrogate, is_clipped
 
 
-@correction("a3po", "Li et al. 2025", needs_lag=True, clip_param=None, max_weight=5.0)
+@correction("a3po", "Li et al. 2025", needs_lag=True, clip_param=_CLIP, max_weight=5.0)
 def a3po(steps: Steps, bounds: Bounds) -> Corrected:
     """Decoupled PPO with an approximation: log p = log mu / d + (1 - 1 / d) * sg(log pi), where d is the lag."""
+    assert steps.lag is not None
     share = 1.0 / steps.lag.clamp(min=1).float()
     proximal = share * steps.behavior + (1.0 - share) * steps.logp.detach()
     return decoupled(steps._replace(proximal=proximal), bounds)
@@ -204,12 +231,13 @@ def a3po(steps: Steps, bounds: Bounds) -> Corrected:
 @correction("m2po", "Zheng et al. 2025, section 4", max_moment=0.04)
 def m2po(steps: Steps, bounds: Bounds) -> Corrected:
     """Leave out the steps with the largest (log r)^2 until the mean of the others is at most m; else r * A."""
-    moment = torch.where(steps.valid, steps.logp.detach() - steps.behavior, 0.0).square()
-    ordered, order = torch.where(steps.valid, moment, math.inf).flatten().sort()
+    moment = steps.log_ratio.detach().square()
+    last = moment if steps.valid is None else torch.where(steps.valid, moment, math.inf)
+    ordered, order = last.flatten().sort()
     means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
     is_kept = torch.empty_like(ordered, dtype=torch.bool).scatter_(0, order, means <= bounds.max_moment)
     is_cut = ~is_kept.view_as(moment)
-    return (steps.ratio() * steps.advantage).masked_fill(is_cut, 0.0), is_cut.float()
+    return (steps.ratio * steps.advantage).masked_fill(is_cut, 0.0), is_cut.float()
 
 
 def _known(name: object) -> object:
@@ -224,6 +252,9 @@ class CorrectionOptions(Options):
 
     correction: str = option(
         "ppo", help="Correction for data of older policies: a name in `CORRECTIONS`, or one of your own.", check=_known)
+    clip_param: float | Schedule = option(
+        _CLIP, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0, exclusive=True,
+        updatable=True)
     max_weight: float | None = option(
         None, low=0.0, exclusive=True,
         help="Largest importance weight: larger ones are truncated (tis, decoupled, a3po), or their steps are left out "
@@ -241,8 +272,11 @@ class CorrectionOptions(Options):
     def contradictions(self) -> Iterator[Problem]:
         """Refuse bounds that the correction does not use."""
         yield from super().contradictions()
+        used = {*CORRECTIONS[self.correction].bounds}
+        if getattr(self, "use_clipped_value_loss", False):
+            used.add("clip_param")
         for name in Bounds._fields:
-            if name not in CORRECTIONS[self.correction].bounds:
+            if name not in used:
                 users = " or ".join(key for key, entry in CORRECTIONS.items() if name in entry.bounds)
                 yield from self._without_effect((name,), f"correction={users}", "correction")
 

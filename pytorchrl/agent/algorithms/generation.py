@@ -1,4 +1,4 @@
-"""Generation of sequences while weights change: which weights draw the next token, and which keys and values it sees."""
+"""Generation of sequences while weights change: which weights draw the next token, with which keys and values."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,11 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from pytorchrl.agent.actors.decoder import DecoderActor
-from pytorchrl.agent.algorithms.corrections import CORRECTIONS, CorrectionOptions, Steps
+from pytorchrl.agent.algorithms.corrected import CorrectedAlgorithm
 from pytorchrl.agent.algorithms.generation import ON_NEW_WEIGHTS, Generation
-from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.algorithms.rollouts import RolloutAlgorithm
 from pytorchrl.agent.data import (
     VERSION,
     Batch,
@@ -33,7 +30,7 @@ from pytorchrl.agent.storages import GroupBuffer
 
 
 @algorithm("grpo", storage=GroupBuffer, actor=DecoderActor)
-class GRPO(OnPolicyAlgorithm):
+class GRPO(CorrectedAlgorithm):
     """Policy gradients with advantages relative to a group of episodes, and without a value.
 
     The loss is minus the mean over all steps (tokens) of the surrogate of a correction, by default that of `PPO`, minus
@@ -41,7 +38,7 @@ class GRPO(OnPolicyAlgorithm):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(CorrectionOptions, RolloutAlgorithm.Options):
+    class Options(CorrectedAlgorithm.Options):
         """Options of `GRPO`."""
 
         lr: float | Schedule = option(1e-3, help="Learning rate.", low=0.0, updatable=True)
@@ -50,9 +47,6 @@ class GRPO(OnPolicyAlgorithm):
         max_grad_norm: float | None = option(
             1.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
-        clip_param: float | Schedule = option(
-            0.2, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0,
-            exclusive=True, updatable=True)
         entropy_coef: float | Schedule = option(0.005, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         advantage_normalization = "none"
 
@@ -69,7 +63,6 @@ class GRPO(OnPolicyAlgorithm):
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._generation = Generation(actor, options.on_new_weights)
-        self._needs_proximal = CORRECTIONS[options.correction].needs_proximal
 
     # Acting
 
@@ -110,36 +103,8 @@ class GRPO(OnPolicyAlgorithm):
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO.terms`."""
-        valid = torch.ones_like(batch.done) if batch.valid is None else batch.valid
-        steps = Steps(evaluated.logp, batch.logp, batch.other.get("proximal", batch.logp), batch.advantage, valid,
-                      batch.other["lag"])
-        surrogate, is_cut = self.options.corrected(steps, parameters["clip_param"])
-        with torch.no_grad():
-            ratio = steps.ratio()
-            measures = {"kl": ratio - 1.0 - ratio.log(), "clip_fraction": is_cut, "lag": steps.lag.float(),
-                        "weight": ratio, "weight_squared": ratio.square()}
+        surrogate, measures = self.corrected(evaluated, batch, parameters)
         return {"policy_loss": -surrogate, "entropy": evaluated.entropy}, measures
-
-    @override
-    def prepare_batch(self, batch: Batch) -> Batch:
-        """Add the lag of each step."""
-        if "lag" in batch.other:
-            return batch
-        other = {name: value for name, value in batch.other.items() if name != VERSION}
-        return dataclasses.replace(batch, other={**other, "lag": self.version - batch.other[VERSION]})
-
-    @property
-    def sample_values(self) -> tuple[str, ...]:
-        """Names of the entries of `RolloutData.other` that batches contain."""
-        return (VERSION, "proximal") if self._needs_proximal else (VERSION,)
-
-    def prepare_rollout(self, rollout: RolloutData) -> None:
-        """Add `proximal` (T, S), the log-probabilities with the current weights, if the correction needs them."""
-        if not self._needs_proximal:
-            return
-        with torch.no_grad(), self._precision():
-            rollout.other["proximal"] = self.actor.evaluate_actions(
-                {name: leaf[:-1] for name, leaf in rollout.obs.items()}, {}, rollout.done[:-1], rollout.action)[0]
 
     @override
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms.corrected import CorrectedAlgorithm
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.rnd import RND, IntrinsicOptions
 from pytorchrl.agent.data import Batch, Evaluated, LossParameters
 from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.options import option
-from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
 from pytorchrl.errors import Problem
 
@@ -25,7 +26,7 @@ _KL_TOLERANCE = 1.5
 
 
 @algorithm("ppo", storage=GAEBuffer)
-class PPO(OnPolicyAlgorithm):
+class PPO(CorrectedAlgorithm):
     """Proximal policy optimization: the clipped surrogate objective, a value loss and an entropy bonus.
 
     The probability ratio of an action a is r = exp(log pi(a|o) - logp), where logp is the log-probability with which
@@ -36,12 +37,9 @@ class PPO(OnPolicyAlgorithm):
     nearest_with_lag = "APPO"
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(IntrinsicOptions, OnPolicyAlgorithm.Options):
+    class Options(CorrectedAlgorithm.Options, IntrinsicOptions, OnPolicyAlgorithm.Options):
         """Options of `PPO`."""
 
-        clip_param: float | Schedule = option(
-            0.2, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0,
-            exclusive=True, updatable=True)
         use_clipped_value_loss: bool = option(
             False, help="Clip the change of a value during the updates from one rollout to at most clip_param_vf.")
         clip_param_vf: float | None = option(
@@ -62,6 +60,12 @@ class PPO(OnPolicyAlgorithm):
             if not self.use_clipped_value_loss:
                 yield from self._without_effect(("clip_param_vf",), "use_clipped_value_loss=True",
                                                 "use_clipped_value_loss")
+            if CORRECTIONS[self.correction].of_sequence:
+                yield Problem(
+                    f"correction={self.correction!r} needs whole sequences, but minibatches of PPO consist of steps",
+                    "choose a correction of single steps, or GRPO", ("correction",))
+            if self.correction != "ppo":
+                yield from self._without_effect(("dual_clip",), "correction='ppo'", "correction")
             if self.recompute_advantages and self.advantage_normalization == "batch":
                 yield Problem(
                     'recompute_advantages=True needs advantage_normalization "minibatch" or "none", got "batch", whose '
@@ -81,26 +85,17 @@ class PPO(OnPolicyAlgorithm):
 
         The additional measures are `kl` and `clip_fraction`, which is 1 for a sample whose ratio is clipped, else 0.
         """
-        clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
-        log_ratio = evaluated.logp - batch.logp
-        if batch.valid is not None:  # mask before exp, because infinity times zero would be NaN in the gradient
-            log_ratio = torch.where(batch.valid, log_ratio, 0.0)
-        ratio = log_ratio.exp()
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+        value = evaluated.value
+        surrogate, measures = self.corrected(evaluated, batch, parameters)
         if self.options.dual_clip is not None:
-            bounded = torch.maximum(surrogate, self.options.dual_clip * advantage)
-            surrogate = torch.where(advantage < 0, bounded, surrogate)
+            bounded = torch.maximum(surrogate, self.options.dual_clip * batch.advantage)
+            surrogate = torch.where(batch.advantage < 0, bounded, surrogate)
         error = (value - batch.ret).square()
         if self.options.use_clipped_value_loss:
-            limit = parameters.get("clip_param_vf", clip)
+            limit = parameters.get("clip_param_vf", parameters["clip_param"])
             clipped = batch.value + (value - batch.value).clamp(-limit, limit)
             error = torch.maximum(error, (clipped - batch.ret).square())
-        with torch.no_grad():
-            distance = ratio - 1.0
-            kl = distance - log_ratio  # the estimator "k3" of http://joschu.net/blog/kl-approx.html
-            is_clipped = (distance.abs() > clip).float()
         terms = {"policy_loss": -surrogate, "value_loss": 0.5 * error, "entropy": evaluated.entropy}
-        measures = {"kl": kl, "clip_fraction": is_clipped}
         if self.intrinsic is None:
             return terms, measures
         own_terms, own_measures = self.intrinsic.terms(evaluated, batch)

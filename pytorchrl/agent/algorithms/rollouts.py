@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient, Constants
 from pytorchrl.agent.algorithms.precision import PrecisionOptions, precision
 from pytorchrl.agent.algorithms.rnd import RND
-from pytorchrl.agent.contracts import check_first_batch, check_terms, check_weights
+from pytorchrl.agent.contracts import check_first_batch, check_per_sample, check_terms, check_weights
 from pytorchrl.agent.data import Batch, BatchStorage, DataKind, LossParameters, Obs, RolloutData, ValuesOf
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.transfers import on_device
+from pytorchrl.agent.transfers import on_device, on_host
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.tracebacks import brief_errors
 
@@ -39,6 +39,10 @@ _CHUNK_BYTES = 2**25
 _CACHE_ROWS = 4096
 """Maximum number of rows in such a pass on a CPU. The layers of a small network then stay in the processor's cache: the
 values of 131,072 observations of CartPole take 16 ms instead of 49 ms, and 70 MB less memory."""
+
+
+StepsFunction = Callable[[Obs, Obs, Tensor, Tensor, "Tensor | None"], tuple[Tensor, ...]]
+"""A function of consecutive steps; see `RolloutAlgorithm.evaluate_steps`."""
 
 
 class RolloutAlgorithm(Algorithm):
@@ -156,7 +160,47 @@ class RolloutAlgorithm(Algorithm):
                 values.append(values_of(*chunk).to(home))
         return values[0] if len(values) == 1 else torch.cat(values)
 
+    def evaluate_steps(
+        self, rollout: RolloutData, function: StepsFunction, sequence_length: int | None = None,
+    ) -> list[Tensor]:
+        """Return the results of a function of the steps of a rollout, without gradients, (T, E) float32 each.
+
+        For actors with memory, each sequence is unrolled from the stored memory state of its first step, exactly as in
+        the loss.
+
+        Args:
+            rollout: T steps of E environments.
+            function: Function of L consecutive steps on the algorithm's device: observations (L, E, ...) by leaf,
+                memory (E, H) by network, starts of episodes (L, E), actions (L, E, ...), and masks (L, E, n) or None.
+            sequence_length: Steps per sequence, for actors with memory; None means the whole rollout.
+        """
+        length = rows_at_once(rollout.obs, self.device, rollout.done.shape[1])
+        if self.actor.is_recurrent:
+            length = sequence_length or rollout.num_steps
+        found: list[tuple[Tensor, ...]] = []
+        with torch.no_grad(), self._precision():
+            for start in range(0, rollout.num_steps, length):
+                steps = slice(start, min(start + length, rollout.num_steps))
+                inputs = self._to_device(
+                    {name: leaf[steps] for name, leaf in rollout.obs.items()},
+                    {name: state[start] for name, state in rollout.rhs.items()},
+                    rollout.done[steps], None if rollout.mask is None else rollout.mask[steps])
+                results = function(*inputs[:3], on_device(rollout.action[steps], self.device), inputs[3])
+                for result in results:
+                    check_per_sample(self, function.__name__ + "()", result, rollout.reward[steps])
+                found.append(tuple(result.float() for result in results))
+        joined = [torch.cat(parts) for parts in zip(*found, strict=True)]
+        return list(on_host(*joined)) if rollout.host is None else joined
+
     # Learning
+
+    @property
+    def sample_values(self) -> tuple[str, ...]:
+        """Names of the entries of `RolloutData.other` that become entries of `Batch.other`."""
+        return () if self.intrinsic is None else self.intrinsic.sample_values
+
+    def prepare_rollout(self, rollout: RolloutData, sequence_length: int | None = None) -> None:
+        """Add values to a rollout that depend on the weights before the first update with it; by default, none."""
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
         """Return the batches of all epochs; in each epoch, every sample is in exactly one batch."""

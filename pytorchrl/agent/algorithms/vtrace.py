@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
-from pytorchrl.agent.algorithms.rollouts import rows_at_once
-from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import DataKind, Obs, RolloutData
-from pytorchrl.agent.transfers import on_device, on_host
 
 
 class VTraceAlgorithm(OnPolicyAlgorithm):
@@ -36,26 +32,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
             Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
             of the K observations in `rollout.final_obs`; all float32 on the device of the rewards.
         """
-        length = rows_at_once(rollout.obs, self.device, rollout.done.shape[1])
-        if self.actor.is_recurrent:
-            length = sequence_length or rollout.num_steps
-        logps, values = [], []
-        with torch.no_grad(), self._precision():
-            for start in range(0, rollout.num_steps, length):
-                steps = slice(start, min(start + length, rollout.num_steps))
-                inputs = self._to_device(
-                    {name: leaf[steps] for name, leaf in rollout.obs.items()},
-                    {name: state[start] for name, state in rollout.rhs.items()},
-                    rollout.done[steps], None if rollout.mask is None else rollout.mask[steps])
-                logp, value = self.evaluate_target(
-                    *inputs[:3], on_device(rollout.action[steps], self.device), inputs[3])
-                for row in (logp, value):
-                    check_per_sample(self, "evaluate_target()", row, rollout.reward[steps])
-                logps.append(logp.float())
-                values.append(value.float())
-        logp, value = torch.cat(logps), torch.cat(values)
-        if rollout.host is None:
-            logp, value = on_host(logp, value)
+        logp, value = self.evaluate_steps(rollout, self.evaluate_target, sequence_length)
         return logp, *self.compute_values(rollout, value)
 
     def evaluate_target(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
+from pytorchrl.agent.data import GROUP_SIZE, OBS_LEAF, Arrays, Step
 from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.autoreset import NO_INDEX
 from pytorchrl.agent.env.common import (
@@ -33,8 +33,38 @@ from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_s
 from pytorchrl.support.untyped import OptionValue, UserPart
 from pytorchrl.support.worker_names import collection_worker
 
-if TYPE_CHECKING:
-    from pytorchrl.envs.tasks import TokenTask
+
+class TokenTask(ABC):
+    """A task: draw a prompt, and compute the reward of an answer. Tokens are the numbers from 0 to `num_tokens` - 1.
+
+        class Echo(TokenTask):
+            num_tokens, max_prompt, max_answer = 10, 1, 1
+
+            def prompt(self, rng):
+                return [rng.integers(10)]
+
+            def reward(self, prompt, answer):
+                return float(answer == prompt)
+
+    Attributes:
+        num_tokens: Number of different tokens.
+        max_prompt: Largest number of tokens of a prompt.
+        max_answer: Largest number of tokens of an answer; longer answers are truncated.
+        end: Token that ends an answer, of which it is the last token; None: all answers have `max_answer` tokens.
+    """
+
+    num_tokens: int
+    max_prompt: int
+    max_answer: int
+    end: int | None = None
+
+    @abstractmethod
+    def prompt(self, rng: np.random.Generator) -> Sequence[int]:
+        """Draw a prompt of 1 to `max_prompt` tokens."""
+
+    @abstractmethod
+    def reward(self, prompt: list[int], answer: list[int]) -> float:
+        """Return the reward of an answer, which includes the token `end` if there is one."""
 
 
 class TokenEnv(VecEnv):
@@ -64,7 +94,7 @@ class TokenEnv(VecEnv):
         env_fn: OptionValue = option(  # a function, checked below
             help="A class of tasks, such as SortDigits, or a function of keyword arguments that builds a TokenTask.")
         vec_env_size: int = option(64, help="Number of sequences that grow at the same time.", low=1)
-        group_size: int = option(8, help="Number of sequences with the same prompt.", low=1)
+        group_size: int = option(GROUP_SIZE, help="Number of sequences with the same prompt.", low=1)
         waits: bool = option(
             True, help="Whether new sequences start only when all have ended, so that all tokens of a rollout are "
                        "drawn with the same weights. Otherwise, a new one starts as soon as one has ended.")
@@ -73,7 +103,8 @@ class TokenEnv(VecEnv):
             """Check each field and the combinations of fields."""
             super().__post_init__()
             if not callable(self.env_fn):
-                raise ConfigError(f"env_fn must be a class of tasks, or a function that builds one, got {self.env_fn!r}")
+                raise ConfigError(
+                    f"env_fn must be a class of tasks, or a function that builds one, got {self.env_fn!r}")
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse incomplete groups."""
@@ -151,7 +182,8 @@ class TokenEnv(VecEnv):
         for name in ("num_tokens", "max_prompt", "max_answer"):
             value = getattr(task, name, None)
             if not isinstance(value, int) or value < 1:
-                raise EnvError(f"{self._where}: {type(task).__name__}.{name} must be a whole number >= 1, got {value!r}")
+                raise EnvError(
+                    f"{self._where}: {type(task).__name__}.{name} must be a whole number >= 1, got {value!r}")
         return task
 
     @property

@@ -12,8 +12,8 @@ from pytorchrl.agent.storages.vtrace import VTraceBuffer
 from pytorchrl.support.work import Work
 
 __all__ = [
-    "GAEBuffer", "GroupBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "Storage",
-    "SumTree", "UniformSequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer",
+    "GAEBuffer", "GroupBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer",
+    "Storage", "SumTree", "UniformSequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer",
 ]
 
 WORK = Work("storage")

@@ -130,7 +130,8 @@ class GroupRows:
         longest = max((len(episode["reward"]) for episode in episodes), default=0)
         rows = {}
         for name, column in self._columns.items():
-            rows[name] = np.zeros((longest + name.startswith("obs/"), len(episodes), *column.shape[2:]), column.dtype)
+            length = longest + name.startswith("obs/")
+            rows[name] = np.zeros((length, len(episodes), *column.shape[2:]), column.dtype)
             for index, episode in enumerate(episodes):
                 rows[name][:len(episode[name]), index] = episode[name]
         done = torch.zeros(longest + 1, len(episodes), dtype=torch.bool)
@@ -141,8 +142,8 @@ class GroupRows:
         return RolloutData(
             obs=obs, done=done, rhs={}, mask=None, action=tensors["action"], reward=tensors["reward"],
             terminated=tensors["terminated"], truncated=tensors["truncated"], valid=tensors["valid"],
-            final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={name: leaf.flatten(0, 1)[:0] for name, leaf in obs.items()},
-            other=other)
+            final_index=torch.zeros(0, 2, dtype=torch.int64),
+            final_obs={name: leaf.flatten(0, 1)[:0] for name, leaf in obs.items()}, other=other)
 
 
 def _check_start(group: list[Arrays]) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from typing_extensions import override
 
-from pytorchrl.agent.data import DataKind, RolloutData
+from pytorchrl.agent.data import GROUP_SIZE, DataKind, RolloutData
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.group_rows import GroupRows
@@ -31,7 +31,7 @@ class GroupBuffer(VanillaOnPolicyBuffer):
         """Options of `GroupBuffer`."""
 
         size: int = option(help="Number of groups in a rollout.", low=1)
-        group_size: int = option(8, help="Number of episodes of a group.", low=2)
+        group_size: int = option(GROUP_SIZE, help="Number of episodes of a group.", low=2)
         scale_advantages: bool = option(
             True, help="Divide advantages by the standard deviation of the returns of their group, as in GRPO. False "
                        "avoids that groups with nearly equal returns count more (Liu et al. 2025, Dr. GRPO).")
@@ -44,7 +44,8 @@ class GroupBuffer(VanillaOnPolicyBuffer):
                  device: str = "cpu") -> None:
         """Build the storage; see `VanillaOnPolicyBuffer` for the arguments."""
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
-        self._groups = GroupRows(options.size, options.group_size, num_envs, self.actor.initial_states(num_envs), algorithm)
+        self._groups = GroupRows(
+            options.size, options.group_size, num_envs, self.actor.initial_states(num_envs), algorithm)
         self._rollout_rows = cast("RolloutRows", self._groups)
 
     @property
@@ -79,17 +80,19 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     @override
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> Estimates:
         """Return the advantages of a rollout's steps, and the returns of their episodes, (T, S) float32 each."""
-        if not recompute:
-            self.algorithm.prepare_rollout(rollout)
         reward, valid = rollout.reward.numpy(), rollout.valid.numpy()
         returns = np.where(valid, reward, 0.0).sum(0, dtype=np.float32).reshape(-1, self.options.group_size)
         advantage = returns - returns.mean(1, keepdims=True)
         if self.options.scale_advantages:
             advantage /= returns.std(1, ddof=1, keepdims=True) + _SMALL
-        shape = reward.shape
-        return (np.broadcast_to(advantage.reshape(-1), shape).copy(), np.broadcast_to(returns.reshape(-1), shape).copy())
+        return _repeated(advantage, reward.shape), _repeated(returns, reward.shape)
 
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
         return None
+
+
+def _repeated(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a value of each episode, (groups, group_size), at each of its steps, (T, S)."""
+    return np.broadcast_to(values.reshape(-1), shape).copy()

@@ -260,11 +260,13 @@ class VanillaOnPolicyBuffer(Storage):
         estimates = []
         for rollout in self._rollouts:
             check_rollout(self.algorithm, rollout, needed)
+            if not recompute and hasattr(self.algorithm, "prepare_rollout"):
+                self.algorithm.prepare_rollout(rollout, self.sequence_length)
             estimates.append(self.estimate(rollout, recompute))
             check_estimate(self, estimates[-1], rollout.reward.shape)
         advantages, returns = map(list, zip(*estimates, strict=True))
         algorithm, intrinsic = self.algorithm, self._intrinsic
-        others = getattr(algorithm, "sample_values", ()) if intrinsic is None else intrinsic.sample_values
+        others = getattr(algorithm, "sample_values", ())  # a user's algorithm may lack it
         if intrinsic is not None:
             evaluate = algorithm.evaluate_rows if recompute else None
             advantages = [

@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, NOT_SENT, WEIGHTS, En
 from pytorchrl.scheme.transport.messages import Moments, Rollout, RolloutHeader, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.support.terminal import get_logger
-from pytorchrl.support.untyped import UserPart
+from pytorchrl.support.untyped import Payload, UserPart
 from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class Role(enum.Enum):
 def _ended_row(name_of: Callable[[int], str], final_index: Tensor, number: int) -> str:
     """Return the name of the row in which an episode of a rollout ended, given the episode's number."""
     return name_of(int(final_index[number, 1]))
+
+
+def _oldest_version(data: Payload, version: int) -> int:
+    """Return the version of the oldest weights that chose an action of a rollout; `version` if there are no others."""
+    versions = getattr(data, "versions", None)
+    return version if versions is None or not data.num_valid() else int(versions[data.valid].min())
 
 
 class RolloutBuilder:
@@ -129,8 +135,7 @@ class RolloutBuilder:
         """
         data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
         host, num_env_steps, num_steps, size = data.host, data.num_valid(), data.num_steps, data.size
-        if num_env_steps and (versions := getattr(data, "versions", None)) is not None:
-            version = int(versions[data.valid].min())
+        version = _oldest_version(data, version)
         self.collected_steps += num_env_steps
         if host is not None:
             episodes = host.episodes

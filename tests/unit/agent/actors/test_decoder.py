@@ -31,8 +31,9 @@ def torch_features(decoder, tokens):
     for block in decoder.blocks:
         layer = nn.TransformerEncoderLayer(
             WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
-        pairs = ((layer.self_attn.in_proj_weight, block.inputs.weight), (layer.self_attn.in_proj_bias, block.inputs.bias),
-                 (layer.self_attn.out_proj.weight, block.output.weight), (layer.self_attn.out_proj.bias, block.output.bias),
+        attention = layer.self_attn
+        pairs = ((attention.in_proj_weight, block.inputs.weight), (attention.in_proj_bias, block.inputs.bias),
+                 (attention.out_proj.weight, block.output.weight), (attention.out_proj.bias, block.output.bias),
                  (layer.linear1.weight, block.mlp[0].weight), (layer.linear1.bias, block.mlp[0].bias),
                  (layer.linear2.weight, block.mlp[2].weight), (layer.linear2.bias, block.mlp[2].bias),
                  (layer.norm1.weight, block.norms[0].weight), (layer.norm1.bias, block.norms[0].bias),
@@ -119,7 +120,7 @@ def test_recomputed_memory_is_that_of_the_current_weights():
 def test_a_sequence_beyond_the_context_is_refused():
     actor, tokens = actor_of(context=3), tokens_of(4, 2)
     done = torch.zeros(4, 2, dtype=torch.bool)
-    with pytest.raises(NonFiniteDataError, match="at least 4 tokens, but the decoder's context is 3; give DecoderActor"):
+    with pytest.raises(NonFiniteDataError, match="at least 4 tokens, but the decoder's context is 3; give Decoder"):
         stepped(actor, tokens, done, actor.initial_states(2))
     with pytest.raises(NonFiniteDataError, match="context is 3"):
         actor.policy_features({"obs": tokens}, {}, done)

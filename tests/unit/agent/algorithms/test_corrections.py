@@ -1,4 +1,4 @@
-"""Test each correction for the lag of data: values and gradients compared with formulas of one step, written by hand."""
+"""Test each correction for the lag of data: values and gradients compared with formulas written by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ ROWS = [
     [(-0.4, -0.1, -0.3, -1.2, 4), (-0.3, -0.9, -1.0, -1.2, 1), (-3.0, -1.0, -2.5, -1.2, 2)],
     [(-0.05, -0.6, -0.55, 2.0, 5)],
 ]
-DECOUPLED_CASES = ("decoupled", "a3po")
 
 
 def steps_of(rows=ROWS, dtype=torch.float64):
@@ -31,7 +30,7 @@ def steps_of(rows=ROWS, dtype=torch.float64):
     valid = torch.tensor([[t < len(row) for row in rows] for t in range(length)])
     logp = torch.where(valid, fields[0], -1.0).requires_grad_()
     behavior, proximal = (torch.where(valid, field, -1.0) for field in fields[1:3])
-    return Steps(logp, behavior, proximal, fields[3], valid, fields[4].long())
+    return Steps.of(logp, behavior, fields[3], valid, proximal=proximal, lag=fields[4].long())
 
 
 def clip(value, low, high):
@@ -55,6 +54,16 @@ def left_out(rows):
     return out
 
 
+def weighed(weight, advantage, is_cut):
+    """Return the surrogate of a step that is weighed with a stopped gradient, its derivative, and whether it is cut."""
+    return weight * advantage, weight * advantage, is_cut
+
+
+def decoupled(logp, behavior, proximal, advantage):
+    weight, ratio = min(math.exp(proximal - behavior), WEIGHT), math.exp(logp - proximal)
+    return (*(weight * part for part in clipped(ratio, advantage, ratio)), abs(ratio - 1) > CLIP)
+
+
 def expected(name, rows):
     """Return (surrogate, derivative by log pi, whether it is cut) of each step (column, t)."""
     found, out = {}, left_out(rows)
@@ -62,38 +71,24 @@ def expected(name, rows):
         total = math.exp(sum(step[0] - step[1] for step in row))
         mean = math.exp(sum(step[0] - step[1] for step in row) / len(row))
         for t, (logp, behavior, proximal, advantage, lag) in enumerate(row):
-            r = math.exp(logp - behavior)
-            if name == "none":
-                value, is_cut = (advantage, advantage), False
-            elif name == "ppo":
-                value, is_cut = clipped(r, advantage, r), abs(r - 1) > CLIP
-            elif name == "gspo":
-                value, is_cut = clipped(mean, advantage, mean / len(row)), abs(mean - 1) > CLIP
-            elif name == "cispo":
-                value, is_cut = (min(r, 1 + CLIP) * advantage,) * 2, r > 1 + CLIP
-            elif name in ("tis", "tis_sequence"):
-                w = total if name.endswith("sequence") else r
-                value, is_cut = (min(w, WEIGHT) * advantage,) * 2, w > WEIGHT
-            elif name in ("mis", "mis_sequence"):
-                w = total if name.endswith("sequence") else r
-                value, is_cut = ((0.0 if w > WEIGHT else w) * advantage,) * 2, w > WEIGHT
-            elif name == "icepop":
-                is_cut = not LEAST <= r <= WEIGHT
-                value = ((0.0 if is_cut else r) * advantage,) * 2
-            elif name == "ipo":
-                is_cut = abs(math.exp(logp) - math.exp(behavior)) > SHIFT
-                value = ((0.0 if is_cut else r) * advantage,) * 2
-            elif name in DECOUPLED_CASES:
-                if name == "a3po":
-                    proximal = behavior / max(lag, 1) + (1 - 1 / max(lag, 1)) * logp
-                u, w = math.exp(logp - proximal), min(math.exp(proximal - behavior), WEIGHT)
-                value = tuple(w * part for part in clipped(u, advantage, u))
-                is_cut = abs(u - 1) > CLIP
-            else:
-                assert name == "m2po"
-                is_cut = (e, t) in out
-                value = ((0.0 if is_cut else r) * advantage,) * 2
-            found[e, t] = (*value, is_cut)
+            r, is_out = math.exp(logp - behavior), not LEAST <= math.exp(logp - behavior) <= WEIGHT
+            is_moved = abs(math.exp(logp) - math.exp(behavior)) > SHIFT
+            share, is_last = 1 / max(lag, 1), (e, t) in out
+            found[e, t] = {
+                "none": (advantage, advantage, False),
+                "ppo": (*clipped(r, advantage, r), abs(r - 1) > CLIP),
+                "gspo": (*clipped(mean, advantage, mean / len(row)), abs(mean - 1) > CLIP),
+                "cispo": weighed(min(r, 1 + CLIP), advantage, r > 1 + CLIP),
+                "tis": weighed(min(r, WEIGHT), advantage, r > WEIGHT),
+                "tis_sequence": weighed(min(total, WEIGHT), advantage, total > WEIGHT),
+                "mis": weighed(r * (r <= WEIGHT), advantage, r > WEIGHT),
+                "mis_sequence": weighed(total * (total <= WEIGHT), advantage, total > WEIGHT),
+                "icepop": weighed(r * (not is_out), advantage, is_out),
+                "ipo": weighed(r * (not is_moved), advantage, is_moved),
+                "decoupled": decoupled(logp, behavior, proximal, advantage),
+                "a3po": decoupled(logp, behavior, share * behavior + (1 - share) * logp, advantage),
+                "m2po": weighed(r * (not is_last), advantage, is_last),
+            }[name]
     return found
 
 
@@ -102,7 +97,8 @@ NAMES = ("none", "ppo", "gspo", "cispo", "tis", "tis_sequence", "mis", "mis_sequ
 
 
 def test_every_shipped_correction_is_compared_below():
-    assert NAMES == tuple(name for name, entry in CORRECTIONS.items() if entry.function.__module__.startswith("pytorchrl"))
+    shipped = [name for name, entry in CORRECTIONS.items() if entry.function.__module__.startswith("pytorchrl")]
+    assert tuple(shipped) == NAMES
     assert all(entry.source and entry.function.__doc__ for entry in CORRECTIONS.values())
 
 
@@ -128,7 +124,8 @@ def test_a_correction_equals_its_formula(name):
 def test_the_gradient_of_a_correction_without_stopped_gradients_equals_finite_differences(name):
     def value_of(logp):
         steps = steps_of()
-        return CORRECTIONS[name].function(steps._replace(logp=logp), BOUNDS)[0][steps.valid].sum()
+        steps = Steps.of(logp, *steps[1:2], steps.advantage, steps.valid, proximal=steps.proximal, lag=steps.lag)
+        return CORRECTIONS[name].function(steps, BOUNDS)[0][steps.valid].sum()
 
     logp = steps_of().logp.detach().requires_grad_()
     assert torch.autograd.gradcheck(value_of, (logp,), eps=1e-6)
@@ -147,7 +144,7 @@ def test_without_lag_the_gradient_is_that_of_the_policy(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if not CORRECTIONS[name].of_sequence])
 def test_a_correction_of_single_steps_accepts_a_flat_batch(name):
     steps = steps_of([[step] for row in ROWS for step in row])
-    flat = Steps(*(field[0] for field in steps))
+    flat = Steps.of(steps.logp[0], steps.behavior[0], steps.advantage[0], proximal=steps.proximal[0], lag=steps.lag[0])
     for joint, own in zip(CORRECTIONS[name].function(steps, BOUNDS), CORRECTIONS[name].function(flat, BOUNDS),
                           strict=True):
         assert torch.equal(joint[0], own)
@@ -168,10 +165,10 @@ def test_a_user_can_register_a_correction(monkeypatch):
 
 
 def test_unknown_names_and_bounds_without_an_effect_are_refused():
-    with pytest.raises(ConfigError, match="correction must be one of none, ppo, .*, got 'ppoo'"):
+    with pytest.raises(ConfigError, match=r"correction must be one of none, ppo, .*, got 'ppoo'"):
         CorrectionOptions(correction="ppoo")
     with pytest.raises(ConfigError, match="max_shift needs correction=ipo"):
         CorrectionOptions(correction="tis", max_shift=0.1)
-    with pytest.raises(ConfigError, match="bounds must be some of .* got max_wait"):
+    with pytest.raises(ConfigError, match=r"bounds must be some of .* got max_wait"):
         correction("slow", max_wait=1.0)
     assert CorrectionOptions(correction="icepop", min_weight=0.1, max_weight=3.0).max_weight == 3.0

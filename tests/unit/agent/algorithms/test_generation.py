@@ -46,8 +46,9 @@ class Run:
         for row in range(ROWS):
             if self.done[row]:
                 self.sequences[row] = []
-            self.sequences[row].append((int(self.tokens[row]), int(acting.action[row]), float(acting.other["logp"][row]),
-                                        int(acting.other["version"][row])))
+            self.sequences[row].append((
+                int(self.tokens[row]), int(acting.action[row]), float(acting.other["logp"][row]),
+                int(acting.other["version"][row])))
         self.ended += [self.sequences[row] for row in ends]
         self.tokens, self.rhs = acting.action.copy(), acting.rhs
         self.done = np.isin(np.arange(ROWS), ends)
@@ -149,8 +150,7 @@ def test_choices_depend_on_the_row_and_not_on_the_order_of_versions():
     for row in range(ROWS):
         actor = run.weights[1 if run.done[row] else 0]
         with torch.no_grad():
-            own, _ = actor.best_actions(
-                {"obs": torch.from_numpy(run.tokens[row:row + 1])},
-                {name: torch.from_numpy(part[row:row + 1]) * (not run.done[row]) for name, part in run.rhs.items()}, None)
+            memory = {name: torch.from_numpy(part[row:row + 1]) * (not run.done[row]) for name, part in run.rhs.items()}
+            own, _ = actor.best_actions({"obs": torch.from_numpy(run.tokens[row:row + 1])}, memory, None)
         assert joint.action[row] == int(own)
         assert joint.other["version"][row] == (1 if run.done[row] else 0)

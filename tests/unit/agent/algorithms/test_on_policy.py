@@ -31,6 +31,9 @@ CHANGES = {
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "none"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),
     "clip_param_vf": ({"lr": 1e-2, "use_clipped_value_loss": True}, 0.01), "recompute_advantages": ({"lr": 1e-2}, True),
+    "correction": ({"lr": 1e-2}, "none"), "max_weight": ({"lr": 1e-2, "correction": "tis"}, 1.0001),
+    "min_weight": ({"lr": 1e-2, "correction": "icepop"}, 0.999), "max_shift": ({"lr": 1e-2, "correction": "ipo"}, 1e-6),
+    "max_moment": ({"lr": 1e-2, "correction": "m2po"}, 1e-9),
     "dual_clip": ({"lr": 0.1}, 1.001), "intrinsic_reward": ({}, "rnd"), "gamma_intrinsic": (RND, 0.5),
     "int_adv_coef": (RND, 3.0), "ext_adv_coef": (RND, 0.5), "predictor_proportion": (RND, 0.5),
 }

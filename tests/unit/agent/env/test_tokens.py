@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pytorchrl.agent.env.tokens import TokenEnv
-from pytorchrl.envs.tasks import Copy, SortDigits, TokenTask
+from pytorchrl.agent.env.tokens import TokenTask
+from pytorchrl.envs.tasks import Copy, SortDigits
 from pytorchrl.errors import CallOrderError, ConfigError, EnvError, StoppedError
 
 
@@ -66,7 +67,8 @@ def sequences_of(factory, num_steps, choose, **place):
             else:
                 assert step.reward[row] == 0
         episodes = sorted((episode.env_index, episode.env_return, episode.length) for episode in step.episodes)
-        ended = sorted((row, reward, len(answer)) for row, _, _, answer, reward, _ in found[len(found) - len(episodes):])
+        newest = found[len(found) - len(episodes):]
+        ended = sorted((row, reward, len(answer)) for row, _, _, answer, reward, _ in newest)
         assert episodes == ended
         tokens, first = step.obs["obs"].copy(), step.first.copy()
     envs.close()
@@ -192,7 +194,7 @@ def test_wrong_options_are_refused():
     assert envs_of(size=6, group_size=4, waits=False).num_envs == 6
     with pytest.raises(ConfigError, match="env_fn must be a class of tasks"):
         envs_of(3)
-    with pytest.raises(EnvError, match="Count.max_answer must be a whole number >= 1, got 0"):
+    with pytest.raises(EnvError, match=r"Count\.max_answer must be a whole number >= 1, got 0"):
         envs_of(kwargs={"max_answer": 0})
     with pytest.raises(EnvError, match="the task could not be built: TypeError"):
         envs_of(SortDigits, {"digits": 3})

@@ -26,6 +26,11 @@ def storage_of(envs, size=2, **options):
         device="cpu", actor=actor, algorithm=algorithm, num_envs=envs.num_envs, seed=1)
 
 
+def collect(collection, num_steps):
+    for _ in range(num_steps):
+        collection.step()
+
+
 class Collection:
     """Random tokens in a vector of sequences, which are stored and, independently, written to a list."""
 
@@ -198,14 +203,13 @@ def test_batches_contain_each_sequence_once_per_epoch():
         assert drawn == pytest.approx(stored)
     for batch in batches:
         assert batch.done[0].all()
-        assert batch.other["version"][batch.valid].max() > 0
+        assert batch.other == {}
 
 
 def test_wrong_uses_are_refused():
+    collection = Collection(env_group_size=2, waits=True)
     with pytest.raises(EnvError, match="the 3 episodes of a group must begin with the same observations"):
-        collection = Collection(env_group_size=2, waits=True)
-        for _ in range(60):
-            collection.step()
+        collect(collection, 60)
     storage = storage_of(Collection().envs_factory)
     with pytest.raises(CallOrderError, match="insert a transition first"):
         storage.get_all_buffer_data()
@@ -227,8 +231,9 @@ def test_rows_grow_with_the_longest_sequence():
             return [1] * 100 + [11]
 
     envs = TokenEnv.create_factory(Long, {}, 2, group_size=2)
+    algorithm = GRPO.create_factory()(device="cpu", actor=actor, seed=1)
     storage = GroupBuffer.create_factory(1, group_size=2)(
-        device="cpu", actor=actor, algorithm=GRPO.create_factory()(device="cpu", actor=actor, seed=1), num_envs=2, seed=1)
+        device="cpu", actor=actor, algorithm=algorithm, num_envs=2, seed=1)
     env = envs(seed=1)
     storage.start(*env.reset())
     while not storage.full:
