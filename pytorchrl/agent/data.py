@@ -27,9 +27,6 @@ OBS_LEAF = "obs"
 PREVIOUS = "q/previous"
 """Key of `rhs` for an additional input of the memory, (E, n + 1): the previous action, one of n, and its reward."""
 
-GROUP_SIZE = 8
-"""The default of the number of episodes with the same start; see `GroupBuffer`."""
-
 VERSION = "version"
 """Key of `RolloutData.other`; see `RolloutData.versions`."""
 

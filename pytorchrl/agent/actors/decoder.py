@@ -5,6 +5,7 @@ B = sequences, L = steps, C = `context`, the largest length of a sequence, D = `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,13 +20,17 @@ from pytorchrl.agent.actors.extractors import linear
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.data import OBS_LEAF, Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
-from pytorchrl.agent.options import Options, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.errors import NonFiniteDataError, Problem, SpaceError
 from pytorchrl.support.untyped import OptionValue
 
 CACHE, LENGTH, TOKENS, VERSION = "cache", "length", "tokens", "version"
 """Names of the parts of the memory: keys and values; the number of tokens so far, and these tokens; and 1 + the version
 of the weights that computed the newest keys and values, or 0 before the first token."""
+
+
+_EMBEDDING_STD, _HEAD_GAIN = 0.02, 0.01
 
 
 class DecoderBlock(nn.Module):
@@ -69,7 +74,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.context, self.num_heads, self.out_features = context, num_heads, width
         self.tokens, self.positions = nn.Embedding(num_tokens, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(DecoderBlock(width, num_heads) for _ in range(num_layers))
+        self._blocks = tuple(DecoderBlock(width, num_heads) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(self._blocks)
         self.norm = nn.LayerNorm(width)
         self.cache_shape = (num_layers, 2, num_heads, context, width // num_heads)
 
@@ -87,12 +93,12 @@ class Decoder(nn.Module):
         x = self.tokens(tokens) + self.positions(length)
         cache, rows = cache.clone(), torch.arange(len(tokens), device=tokens.device)
         mask = (torch.arange(self.context, device=tokens.device) <= length.unsqueeze(1))[:, None, None]
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self._blocks):
             query, key, value = block.heads(x)
-            cache[rows, index, 0, :, length] = key
-            cache[rows, index, 1, :, length] = value
+            cache[rows, index, 0, :, length] = key.to(cache.dtype)  # bfloat16 with mixed precision
+            cache[rows, index, 1, :, length] = value.to(cache.dtype)
             keys, values = cache[:, index].unbind(1)
-            attended = F.scaled_dot_product_attention(query.unsqueeze(2), keys, values, mask)
+            attended = F.scaled_dot_product_attention(query.unsqueeze(2).to(cache.dtype), keys, values, mask)
             x = block.rest(x, attended.flatten(1))
         return self.norm(x), cache
 
@@ -122,7 +128,7 @@ class Decoder(nn.Module):
                 mask = torch.cat(((is_before[:, None] & (start.T < 0).unsqueeze(-1)).unsqueeze(1), mask), -1)
         self.check(place)
         x = self.tokens(tokens) + self.positions(place)
-        for index, block in enumerate(self.blocks):
+        for index, block in enumerate(self._blocks):
             query, key, value = (part.permute(1, 2, 0, 3) for part in block.heads(x))
             if cache is not None:
                 key, value = (torch.cat((cache[:, index, number], new), 2) for number, new in enumerate((key, value)))
@@ -134,7 +140,7 @@ class Decoder(nn.Module):
         """Return the cache (B, *`cache_shape`) of C tokens, (B, C) int64; tokens after the end do no harm."""
         x = self.tokens(tokens) + self.positions.weight
         parts = []
-        for block in self.blocks:
+        for block in self._blocks:
             query, key, value = (part.transpose(1, 2) for part in block.heads(x))
             parts.append(torch.stack((key, value), 1))
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -162,7 +168,7 @@ class DecoderActor(OnPolicyActor):
     is_shared = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Options):
+    class Options(BaseOptions):
         """Options of `DecoderActor`."""
 
         observation_space: OptionValue = option(help="Discrete: the tokens.")
@@ -197,28 +203,28 @@ class DecoderActor(OnPolicyActor):
 
     @classmethod
     @override
-    def has_memory(cls, options: Options) -> bool | None:
+    def has_memory(cls, options: BaseOptions) -> bool | None:
         return True
 
     @override
     def build_networks(self, generator: torch.Generator) -> None:
         options = self.options
-        self.policy = Decoder(int(options.observation_space[OBS_LEAF].n), options.context, options.num_layers,
-                              options.width, options.num_heads)
-        for module in self.policy.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02 if isinstance(module, nn.Embedding) else module.weight.shape[
-                    1] ** -0.5, generator=generator)
-                if isinstance(module, nn.Linear):
-                    nn.init.zeros_(module.bias)
+        self.decoder = Decoder(int(options.observation_space[OBS_LEAF].n), options.context, options.num_layers,
+                               options.width, options.num_heads)
+        for module in self.decoder.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=_EMBEDDING_STD, generator=generator)
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features ** -0.5, generator=generator)
+                nn.init.zeros_(module.bias)
         self.value = None
-        self.policy_head = linear(options.width, self.distribution.num_outputs, 0.01, generator)
+        self.policy_head = linear(options.width, self.distribution.num_outputs, _HEAD_GAIN, generator)
         self.value_head = linear(options.width, 1, 1.0, generator)
 
     @override
     def initial_states(self, num_envs: int) -> Obs:
         """Return the memory of empty sequences: zeros (E, H) for the cache, and for each of the other parts."""
-        sizes = {CACHE: torch.Size(self.policy.cache_shape).numel(), LENGTH: 1, TOKENS: self.policy.context, VERSION: 1}
+        sizes = {CACHE: math.prod(self.decoder.cache_shape), LENGTH: 1, TOKENS: self.decoder.context, VERSION: 1}
         return {name: torch.zeros(num_envs, size, device=self.device) for name, size in sizes.items()}
 
     @override
@@ -231,13 +237,14 @@ class DecoderActor(OnPolicyActor):
 
         If `rhs` is empty, no row has earlier tokens. The memory after L > 1 rows is not computed.
         """
-        tokens, decoder = obs[OBS_LEAF], self.policy
+        tokens, decoder = obs[OBS_LEAF], self.decoder
         cache, length = None, None
         if rhs:
-            cache = rhs[CACHE].unflatten(1, decoder.cache_shape)
+            cache = rhs[CACHE].view(-1, *decoder.cache_shape)
             length = rhs[LENGTH].squeeze(1).long()
         if tokens.dim() == 2:
-            return decoder(tokens, done, cache, length), {}
+            assert done is not None
+            return decoder.forward(tokens, done, cache, length), {}
         assert cache is not None
         assert length is not None
         length = length if done is None else length.masked_fill(done, 0)
@@ -250,4 +257,4 @@ class DecoderActor(OnPolicyActor):
 
     def recomputed(self, rhs: Obs) -> Obs:
         """Return memory in which all keys and values are those of the current weights."""
-        return {**rhs, CACHE: self.policy.keys_and_values(rhs[TOKENS].long()).flatten(1)}
+        return {**rhs, CACHE: self.decoder.keys_and_values(rhs[TOKENS].long()).flatten(1)}

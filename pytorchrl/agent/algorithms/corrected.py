@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from pytorchrl.agent.algorithms.corrections import CORRECTIONS, CorrectionOptions, Steps
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS, CorrectionOptions, RegisteredCorrection, Steps
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.rollouts import RolloutAlgorithm
 from pytorchrl.agent.data import VERSION, Batch, Evaluated, LossParameters, Obs, RolloutData
@@ -26,12 +26,9 @@ class CorrectedAlgorithm(OnPolicyAlgorithm):
     class Options(CorrectionOptions, RolloutAlgorithm.Options):
         """Options of algorithms with a correction."""
 
-    def __init__(
-        self, options: CorrectedAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu",
-    ) -> None:
-        """Build the algorithm; see `Algorithm` for the arguments."""
-        super().__init__(options, actor=actor, seed=seed, device=device)
-        self._correction = CORRECTIONS[options.correction]
+    @property
+    def _correction(self) -> RegisteredCorrection:
+        return CORRECTIONS[self.options.correction]
 
     @property
     @override

@@ -19,7 +19,6 @@ from torch import Tensor
 from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError, Problem
-from pytorchrl.support.untyped import Numeric, UserPart
 
 
 class Steps(NamedTuple):
@@ -68,11 +67,11 @@ def _difference(first: Tensor, second: Tensor, valid: Tensor | None) -> Tensor:
 class Bounds(NamedTuple):
     """The bounds of a correction; see `CorrectionOptions`."""
 
-    clip_param: Numeric
-    max_weight: UserPart
-    min_weight: UserPart
-    max_shift: UserPart
-    max_moment: UserPart
+    clip_param: float | Tensor
+    max_weight: float
+    min_weight: float
+    max_shift: float
+    max_moment: float
 
 
 Corrected = tuple[Tensor, Tensor]
@@ -126,7 +125,7 @@ def correction(
     return register
 
 
-def _clipped(ratio: Tensor, advantage: Tensor, clip: Numeric) -> Corrected:
+def _clipped(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Corrected:
     """Return PPO's clipped surrogate, and whether the ratio is clipped."""
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
     return surrogate, ((ratio.detach() - 1.0).abs() > clip).float()
@@ -272,17 +271,18 @@ class CorrectionOptions(Options):
     def contradictions(self) -> Iterator[Problem]:
         """Refuse bounds that the correction does not use."""
         yield from super().contradictions()
-        used = {*CORRECTIONS[self.correction].bounds}
-        if getattr(self, "use_clipped_value_loss", False):
-            used.add("clip_param")
         for name in Bounds._fields:
-            if name not in used:
+            if name not in self._used_bounds():
                 users = " or ".join(key for key, entry in CORRECTIONS.items() if name in entry.bounds)
                 yield from self._without_effect((name,), f"correction={users}", "correction")
 
-    def corrected(self, steps: Steps, clip_param: Numeric) -> Corrected:
+    def _used_bounds(self) -> set[str]:
+        """Return the names of the bounds that have an effect."""
+        return {*CORRECTIONS[self.correction].bounds}
+
+    def corrected(self, steps: Steps, clip_param: float | Tensor) -> Corrected:
         """Return the result of the correction for the steps of a batch."""
         entry = CORRECTIONS[self.correction]
         given = {name: getattr(self, name) for name in Bounds._fields[1:]}
-        bounds = {name: entry.bounds.get(name) if value is None else value for name, value in given.items()}
+        bounds = {name: entry.bounds.get(name, math.nan) if value is None else value for name, value in given.items()}
         return entry.function(steps, Bounds(clip_param, **bounds))

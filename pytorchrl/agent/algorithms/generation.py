@@ -70,7 +70,7 @@ class Generation:
             for name, part in self._actor.recomputed({name: part[is_old] for name, part in rhs.items()}).items():
                 rhs[name][is_old] = part
             self.tokens_recomputed += int(rhs["length"][is_old].sum())
-        found = versions.unique().tolist()
+        found = sorted(set(versions.tolist()))
         if found == [version]:
             step = act(self._actor, obs, rhs, done, mask)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ from pytorchrl.agent.data import (
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GroupBuffer
+from pytorchrl.errors import Problem
 
 
 @algorithm("grpo", storage=GroupBuffer, actor=DecoderActor)
@@ -48,12 +49,20 @@ class GRPO(CorrectedAlgorithm):
             1.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
         entropy_coef: float | Schedule = option(0.005, help="Weight of the entropy bonus.", low=0.0, updatable=True)
-        advantage_normalization = "none"
-
+        gamma: float = option(1.0, help="Discount of rewards.", low=0.0, high=1.0)
         on_new_weights: str = option(
             "finish", choices=ON_NEW_WEIGHTS,
             help="Reaction to new weights while a sequence grows: finish it with the old weights, or use the new ones "
                  "at once and keep the keys and values of the earlier tokens, or recompute them.")
+
+        advantage_normalization = "none"
+
+        def contradictions(self) -> Iterator[Problem]:
+            """Refuse a number of steps per minibatch, because minibatches consist of episodes of different lengths."""
+            yield from super().contradictions()
+            if self.mini_batch_size is not None:
+                yield Problem("mini_batch_size has no effect on GRPO, whose minibatches are whole episodes",
+                              "give num_mini_batch instead", ("mini_batch_size",))
 
     learns_from = DataKind.GROUPS
     actor_class = DecoderActor
@@ -61,7 +70,7 @@ class GRPO(CorrectedAlgorithm):
 
     def __init__(self, options: GRPO.Options, *, actor: DecoderActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
-        super().__init__(options, actor=actor, seed=seed, device=device)
+        super().__init__(options, actor=actor, seed=seed, device=device)  # type: ignore[arg-type] # without values
         self._generation = Generation(actor, options.on_new_weights)
 
     # Acting

@@ -72,6 +72,10 @@ class PPO(CorrectedAlgorithm):
                     "moments are computed once, before the first epoch",
                     options=("recompute_advantages", "advantage_normalization"))
 
+        @override
+        def _used_bounds(self) -> set[str]:
+            return super()._used_bounds() | ({"clip_param"} if self.use_clipped_value_loss else set())
+
     def __init__(self, options: PPO.Options, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from typing_extensions import override
 
-from pytorchrl.agent.data import GROUP_SIZE, OBS_LEAF, Arrays, Step
+from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
 from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.autoreset import NO_INDEX
 from pytorchrl.agent.env.common import (
@@ -27,10 +27,9 @@ from pytorchrl.agent.env.statistics import EpisodeStatistics
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options, option
-from pytorchrl.errors import ConfigError, EnvError, Problem
+from pytorchrl.errors import EnvError, Problem
 from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
-from pytorchrl.support.untyped import OptionValue, UserPart
 from pytorchrl.support.worker_names import collection_worker
 
 
@@ -91,20 +90,13 @@ class TokenEnv(VecEnv):
     class Options(CommonEnvOptions):
         """Settings of `TokenEnv`."""
 
-        env_fn: OptionValue = option(  # a function, checked below
+        env_fn: Callable[..., TokenTask] = option(
             help="A class of tasks, such as SortDigits, or a function of keyword arguments that builds a TokenTask.")
         vec_env_size: int = option(64, help="Number of sequences that grow at the same time.", low=1)
-        group_size: int = option(GROUP_SIZE, help="Number of sequences with the same prompt.", low=1)
+        group_size: int = option(8, help="Number of sequences with the same prompt.", low=1)
         waits: bool = option(
             True, help="Whether new sequences start only when all have ended, so that all tokens of a rollout are "
                        "drawn with the same weights. Otherwise, a new one starts as soon as one has ended.")
-
-        def __post_init__(self) -> None:
-            """Check each field and the combinations of fields."""
-            super().__post_init__()
-            if not callable(self.env_fn):
-                raise ConfigError(
-                    f"env_fn must be a class of tasks, or a function that builds one, got {self.env_fn!r}")
 
         def contradictions(self) -> Iterator[Problem]:
             """Refuse incomplete groups."""
@@ -121,7 +113,7 @@ class TokenEnv(VecEnv):
     @checked_names
     def create_factory(  # type: ignore[override]
         cls, env_fn: Callable[..., TokenTask], env_kwargs: EnvKwargs | None = None,
-        vec_env_size: int = Options.vec_env_size, **options: OptionValue,
+        vec_env_size: int = Options.vec_env_size, **options: object,
     ) -> EnvFactory:
         """Return a factory of `TokenEnv` objects; build the task once, to find its spaces.
 
@@ -170,10 +162,10 @@ class TokenEnv(VecEnv):
         self._waiting = np.zeros(size, np.bool_)
         self._num_started, self._prompt = 0, np.zeros(0, np.int64)
 
-    def _build_task(self, options: Options, is_training: bool) -> UserPart:
+    def _build_task(self, options: Options, is_training: bool) -> TokenTask:
         kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
         try:
-            task: UserPart = options.env_fn(**kwargs)
+            task: TokenTask = options.env_fn(**kwargs)
             for wrap in options.wrappers:
                 task = wrap(task)
         except USER_ERRORS as failure:

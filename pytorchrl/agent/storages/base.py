@@ -106,10 +106,14 @@ class Storage(Part, Updatable, ABC):
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         # Only collectors use these rows, which allocate no memory before the first transition.
-        self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
+        self._rollout_rows = self._make_rows()
         self._start_parameters()
 
     # Collector
+
+    def _make_rows(self) -> RolloutRows:
+        """Return the rows that the collector fills."""
+        return RolloutRows(self.rollout_size, self.num_envs, self.actor.initial_states(self.num_envs), self.algorithm)
 
     @property
     def num_steps(self) -> int:

@@ -52,7 +52,11 @@ class GroupRows:
         return running + sum(int(episode["valid"].sum()) for episode in ended)
 
     def start(self, obs: Arrays, mask: np.ndarray | None) -> None:
-        """Discard all episodes, and begin new ones after a reset of all environments."""
+        """Discard all episodes, and begin new ones after a reset of all environments.
+
+        Raises:
+            ConfigError: The environments have action masks.
+        """
         if mask is not None:
             raise ConfigError("GroupBuffer does not store action masks, which these environments have; use GAEBuffer")
         self._obs = {name: leaf.copy() for name, leaf in obs.items()}

@@ -8,11 +8,12 @@ from typing import cast
 import numpy as np
 from typing_extensions import override
 
-from pytorchrl.agent.data import GROUP_SIZE, DataKind, RolloutData
+from pytorchrl.agent.data import DataKind, RolloutData
+from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.group_rows import GroupRows
-from pytorchrl.agent.storages.on_policy import RolloutLearner, VanillaOnPolicyBuffer
+from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.returns import Estimates
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
 
@@ -31,22 +32,20 @@ class GroupBuffer(VanillaOnPolicyBuffer):
         """Options of `GroupBuffer`."""
 
         size: int = option(help="Number of groups in a rollout.", low=1)
-        group_size: int = option(GROUP_SIZE, help="Number of episodes of a group.", low=2)
+        group_size: int = option(TokenEnv.Options.group_size, help="Number of episodes of a group.", low=2)
         scale_advantages: bool = option(
             True, help="Divide advantages by the standard deviation of the returns of their group, as in GRPO. False "
                        "avoids that groups with nearly equal returns count more (Liu et al. 2025, Dr. GRPO).")
 
     provides = DataKind.GROUPS
     keeps_unfinished = True
-    options: Options
+    options: Options  # type: ignore[assignment] # it has no `sequence_length`
 
-    def __init__(self, options: Options, *, actor: object, algorithm: RolloutLearner, num_envs: int, seed: int,
-                 device: str = "cpu") -> None:
-        """Build the storage; see `VanillaOnPolicyBuffer` for the arguments."""
-        super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
-        self._groups = GroupRows(
-            options.size, options.group_size, num_envs, self.actor.initial_states(num_envs), algorithm)
-        self._rollout_rows = cast("RolloutRows", self._groups)
+    @override
+    def _make_rows(self) -> RolloutRows:
+        self._groups = GroupRows(self.options.size, self.options.group_size, self.num_envs,
+                                 self.actor.initial_states(self.num_envs), self.algorithm)
+        return cast("RolloutRows", self._groups)  # it has the same methods
 
     @property
     @override
@@ -81,7 +80,9 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     def estimate(self, rollout: RolloutData, recompute: bool = False) -> Estimates:
         """Return the advantages of a rollout's steps, and the returns of their episodes, (T, S) float32 each."""
         reward, valid = rollout.reward.numpy(), rollout.valid.numpy()
-        returns = np.where(valid, reward, 0.0).sum(0, dtype=np.float32).reshape(-1, self.options.group_size)
+        ages = valid.cumsum(0) - 1  # number of earlier valid steps
+        discounted = np.where(valid, reward * self.algorithm.gamma ** ages, 0.0)
+        returns = discounted.sum(0, dtype=np.float32).reshape(-1, self.options.group_size)
         advantage = returns - returns.mean(1, keepdims=True)
         if self.options.scale_advantages:
             advantage /= returns.std(1, ddof=1, keepdims=True) + _SMALL

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.contracts import check_state
-from pytorchrl.agent.data import ActingStep, Episode
+from pytorchrl.agent.data import ActingStep, Episode, RolloutData
 from pytorchrl.agent.env import VecEnv, check_finite
 from pytorchrl.agent.env.tensors.vec_env import TensorVecEnv
 from pytorchrl.agent.seeding import Stream, derive_seed, with_own_draws
@@ -28,7 +28,7 @@ from pytorchrl.scheme.transport.encoder import NO_TRAFFIC, NOT_SENT, WEIGHTS, En
 from pytorchrl.scheme.transport.messages import Moments, Rollout, RolloutHeader, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.support.terminal import get_logger
-from pytorchrl.support.untyped import Payload, UserPart
+from pytorchrl.support.untyped import UserPart
 from pytorchrl.support.worker_names import collection_worker
 
 if TYPE_CHECKING:
@@ -53,10 +53,12 @@ def _ended_row(name_of: Callable[[int], str], final_index: Tensor, number: int) 
     return name_of(int(final_index[number, 1]))
 
 
-def _oldest_version(data: Payload, version: int) -> int:
-    """Return the version of the oldest weights that chose an action of a rollout; `version` if there are no others."""
-    versions = getattr(data, "versions", None)
-    return version if versions is None or not data.num_valid() else int(versions[data.valid].min())
+def _steps_by_version(data: object) -> dict[int, int]:
+    """Return the number of valid steps by the version of the weights; empty if a rollout does not contain versions."""
+    if not isinstance(data, RolloutData) or data.versions is None:
+        return {}
+    versions, counts = np.unique(data.versions[data.valid].numpy(), return_counts=True)
+    return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
 
 class RolloutBuilder:
@@ -135,7 +137,7 @@ class RolloutBuilder:
         """
         data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
         host, num_env_steps, num_steps, size = data.host, data.num_valid(), data.num_steps, data.size
-        version = _oldest_version(data, version)
+        by_version = _steps_by_version(data)
         self.collected_steps += num_env_steps
         if host is not None:
             episodes = host.episodes
@@ -167,7 +169,8 @@ class RolloutBuilder:
         if elapsed_s is not None:
             watch.add("store", max(0.0, elapsed_s() - sum(watch.seconds.values())))
         return Rollout(data, RolloutHeader(
-            num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
+            num_env_steps=num_env_steps, collected_steps=self.collected_steps,
+            weights_version=min(by_version, default=version), steps_by_version=by_version,
             worker=self._index_worker, sequence=self.sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings=watch.seconds,
             num_steps=num_steps, size=size, preempted=preempted, sent=sent, traffic=traffic,

@@ -217,6 +217,12 @@ class BatchSource:
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
+    def updates_since_first_use(self) -> int | None:
+        """Number of updates since the first use of the current train batch; None for data from replay."""
+        is_kept = self._storage.provides.is_kept
+        return None if self._current is None or is_kept else self._worker.version - self._current.version_used
+
+    @property
     def size(self) -> int:
         """Number of steps in the current train batch (`RolloutHeader.size`); 0 without a train batch."""
         return 0 if self._current is None else self._current.size
@@ -252,6 +258,7 @@ class BatchSource:
         current = self._current = self._source.take()
         self._unused_steps = self._drawn_steps = 0
         if current.uses == 1:
+            current.version_used = self._worker.version
             for queued in current.rollouts:
                 if not queued.is_old:
                     self.stats.add_rollout(queued.rollout.header, queued.version_queued, self._worker.version)

@@ -140,6 +140,8 @@ class GradientComputer:
         """Compute the gradients of one batch; see `GWorker.compute_gradients`."""
         grads, info = micro.differentiate(self._algo, batch, self._plan.microbatch_size, self.stats.counters,
                                           self._plan.is_streamed, self._source.staging)
+        if (num_updates := self._source.updates_since_first_use) is not None:
+            self.stats.add_gradient(batch.num_samples, num_updates)
         if self._source.check is not None:
             check_gradients(self._algo, "compute_gradients()", grads)
         if self._point is not None and self._point("grad"):

@@ -30,6 +30,8 @@ class TrainBatch:
     rollouts: list[QueuedRollout]
     uses: int = 0
     """Number of times that the learner has taken the train batch."""
+    version_used: int = 0
+    """The learner's version at the first use."""
 
     @property
     def size(self) -> int:

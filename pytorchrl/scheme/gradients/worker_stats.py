@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -89,6 +90,7 @@ class WorkerStats:
 
     def _start(self, now: Callable[[], float]) -> None:
         self._lags: list[tuple[int, int, int]] = []
+        self._step_lags, self._pass_lags = Counter[tuple[int, int]](), Counter[int]()
         self._drawn_lags: list[np.ndarray] = []
         self._episodes: list[Episode] = []
         self.watch = Stopwatch(now)
@@ -117,7 +119,18 @@ class WorkerStats:
         """
         self._lags.append((header.worker, version_queued - header.weights_version,
                            version_used - header.weights_version))
+        for version, steps in (header.steps_by_version or {header.weights_version: header.num_env_steps}).items():
+            self._step_lags[version_queued - version, version_used - version_queued] += steps
         self._add(header)
+
+    def add_gradient(self, num_samples: int, num_updates: int) -> None:
+        """Count the samples of a gradient.
+
+        Args:
+            num_samples: Number of env steps from which the gradient was computed.
+            num_updates: Number of updates since the first use of their train batch.
+        """
+        self._pass_lags[num_updates] += num_samples
 
     def add_draw(self, headers: Iterable[RolloutHeader], versions: np.ndarray, version: int) -> None:
         """Count a batch that was sampled from replay.
@@ -202,7 +215,8 @@ class WorkerStats:
         times |= {name: own[part] for part, name in (("wait", "dequeue"), ("grad", "grad")) if part in own}
         add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
         report = Report(
-            lags=tuple(self._lags), drawn_lags=tuple(self._drawn_lags), episodes=tuple(self._episodes),
+            lags=tuple(self._lags), step_lags=self._step_lags, pass_lags=self._pass_lags,
+            drawn_lags=tuple(self._drawn_lags), episodes=tuple(self._episodes),
             times={name: time for name, time in times.items() if time[0]}, counters=counters.snapshot(),
             timings={level: dict(seconds) for level, seconds in self._timings.items()},
             traffic={**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic},

@@ -83,6 +83,9 @@ class RolloutHeader:
     episodes: tuple[Episode, ...] = ()
     moments: dict[str, Moments] = field(default_factory=dict)
     """Moments for the normalizers, by name."""
+    steps_by_version: Mapping[int, int] = field(default_factory=dict)
+    """Number of env steps by the version of the weights that chose their actions; empty if all have
+    `weights_version`."""
     agent_steps: dict[str, int] = field(default_factory=dict)
     """With several policies: policy -> number of steps of its agents."""
     timings: dict[str, float] = field(default_factory=dict)
@@ -145,6 +148,10 @@ class Report:
     """Totals of the traffic, by kind of message."""
     lags: tuple[tuple[int, int, int], ...] = ()
     """(worker, lag when queued, lag at first use) of each rollout that was taken from the queue."""
+    step_lags: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """(lag when queued, lag from then to the first use) -> number of env steps."""
+    pass_lags: Mapping[int, int] = field(default_factory=dict)
+    """Number of updates since the first use of a train batch -> number of samples of gradients."""
     drawn_lags: tuple[np.ndarray, ...] = ()
     """One (K, 2) int64 array per batch from replay: (lag when sent to replay, lag when sampled) of each of K items."""
     episodes: tuple[Episode, ...] = ()

@@ -11,6 +11,8 @@ from pytorchrl.files.atomic import saved_int
 from pytorchrl.scheme.transport.messages import Gradients, Report
 
 _PHASES = ("collect", "queue", "replay")
+_CAUSES = ("generation", "queue", "first_use", "passes")
+"""Causes of the lag of env steps, and `first_use`, the sum of the first two."""
 
 
 class Lags:
@@ -21,6 +23,8 @@ class Lags:
         # Key: phase in `_PHASES`. Value: number of updates during the phase, summed over all rollouts and replay items.
         self._phases: Counter[str] = Counter()
         self._gradients: Counter[int] = Counter()
+        # Env steps by the lag at their first use and by its parts, and samples by the updates since their first use.
+        self._steps: dict[str, Counter[int]] = {cause: Counter() for cause in _CAUSES}
         # Key: gradient worker and collection worker. Data from replay are not counted here.
         self._by_worker: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
 
@@ -31,6 +35,10 @@ class Lags:
             self._by_worker[gradient_worker, worker][lag_used] += 1
             self._phases["collect"] += lag_queued
             self._phases["queue"] += lag_used - lag_queued
+        for (generation, queue), steps in report.step_lags.items():
+            for cause, lag in zip(_CAUSES, (generation, queue, generation + queue), strict=False):
+                self._steps[cause][lag] += steps
+        self._steps["passes"].update(report.pass_lags)
         for lags in report.drawn_lags:
             sent, drawn = lags.T.tolist()
             self._policy.update(drawn)
@@ -45,7 +53,8 @@ class Lags:
         num_lags = max(1, self._policy.total())
         return {"policy_lag": summary(self._policy),
                 **{f"policy_lag_{phase}_mean": self._phases[phase] / num_lags for phase in _PHASES},
-                "policy_lag_histogram": binned(self._policy), "grad_lag": summary(self._gradients)}
+                "policy_lag_histogram": binned(self._policy), "grad_lag": summary(self._gradients),
+                "step_lag": {cause: summary(histogram) for cause, histogram in self._steps.items()}}
 
     def of_worker(self, parent: int, worker: int) -> dict[str, float] | None:
         """Return summary statistics of the lags of one collection worker's rollouts; None if no lag was counted.
@@ -61,13 +70,15 @@ class Lags:
 
     def state(self) -> dict[str, dict[int, int] | dict[str, int]]:
         """Return the state for a checkpoint."""
-        return {"lags": dict(self._policy), "lag_parts": dict(self._phases), "grad_lags": dict(self._gradients)}
+        return {"lags": dict(self._policy), "lag_parts": dict(self._phases), "grad_lags": dict(self._gradients),
+                **{f"step_lags_{cause}": dict(histogram) for cause, histogram in self._steps.items()}}
 
     def restore(self, state: Mapping[str, Mapping[int, int] | Mapping[str, int]]) -> None:
         """Restore a saved state."""
         self._policy = _restored(state["lags"])
         self._phases = Counter({str(phase): saved_int(count) for phase, count in state["lag_parts"].items()})
         self._gradients = _restored(state["grad_lags"])
+        self._steps = {cause: _restored(state[f"step_lags_{cause}"]) for cause in _CAUSES}
 
 
 def _restored(histogram: Mapping[int, int] | Mapping[str, int]) -> Counter[int]:

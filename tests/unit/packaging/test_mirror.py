@@ -58,6 +58,7 @@ COVERED_BY = {
     # Parts of a storage are tested through the storage:
     "agent/storages": {
         "base": ["agent/storages/test_own_storages"],
+        "group_rows": ["agent/storages/test_groups"],
         "observation_columns": ["agent/storages/test_replay", "agent/storages/test_replay_of_environments"],
         "rollout_rows": ["agent/storages/test_replay_of_environments"],
         "samples": ["agent/storages/test_on_policy"],

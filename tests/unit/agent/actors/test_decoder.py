@@ -63,7 +63,7 @@ def test_the_decoder_equals_the_layers_of_torch():
     done = torch.zeros(CONTEXT, 3, dtype=torch.bool)
     done[0] = True
     features, _ = actor.policy_features({"obs": tokens}, {}, done)
-    torch.testing.assert_close(features, torch_features(actor.policy, tokens.T).transpose(0, 1), **CLOSE)
+    torch.testing.assert_close(features, torch_features(actor.decoder, tokens.T).transpose(0, 1), **CLOSE)
 
 
 @torch.no_grad()
@@ -109,7 +109,7 @@ def test_recomputed_memory_is_that_of_the_current_weights():
     _, new = stepped(other, tokens, done, other.initial_states(4))
     recomputed = other.recomputed(old)
     assert old["length"].flatten().tolist() == [6, 4, 6, 6]
-    size = other.policy.cache_shape
+    size = other.decoder.cache_shape
     for row, length in enumerate((6, 4, 6, 6)):
         parts = [memory["cache"][row].view(size)[..., :length, :] for memory in (recomputed, new, old)]
         torch.testing.assert_close(parts[0], parts[1], **CLOSE)
