@@ -60,15 +60,17 @@ class CorrectedAlgorithm(OnPolicyAlgorithm):
         other = {name: value for name, value in batch.other.items() if name != VERSION}
         return dataclasses.replace(batch, other={**other, LAG: self.version - batch.other[VERSION]})
 
-    def corrected(
-        self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    @staticmethod
+    def steps_of(evaluated: Evaluated, batch: Batch) -> Steps:
+        """Return the inputs of a correction."""
+        return Steps.of(evaluated.logp, batch.logp, batch.advantage, batch.valid,
+                        proximal=batch.other.get(PROXIMAL), lag=batch.other.get(LAG))
+
+    def corrected(self, steps: Steps, parameters: LossParameters) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the surrogate of each step, and measures: an estimate of the KL divergence, and whether a step is cut.
 
         A step is cut if its ratio or weight is clipped or truncated, or if it is left out.
         """
-        steps = Steps.of(evaluated.logp, batch.logp, batch.advantage, batch.valid,
-                         proximal=batch.other.get(PROXIMAL), lag=batch.other.get(LAG))
         surrogate, is_cut = self.options.corrected(steps, parameters["clip_param"])
         with torch.no_grad():
             kl = steps.ratio - 1.0 - steps.log_ratio  # the estimator "k3" of http://joschu.net/blog/kl-approx.html

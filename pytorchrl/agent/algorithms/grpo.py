@@ -112,8 +112,23 @@ class GRPO(CorrectedAlgorithm):
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO.terms`."""
-        surrogate, measures = self.corrected(evaluated, batch, parameters)
-        return {"policy_loss": -surrogate, "entropy": evaluated.entropy}, measures
+        steps = self.steps_of(evaluated, batch)
+        surrogate, measures = self.corrected(steps, parameters)
+        weight = steps.ratio.detach()
+        terms = {"policy_loss": -surrogate, "entropy": evaluated.entropy}
+        return terms, {**measures, "weight": weight, "weight_squared": weight.square()}
+
+    @override
+    def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+        """Compute the gradient.
+
+        With the importance weights w of the tokens, `info["effective_sample_size"]` is mean(w)^2 / mean(w^2): the share
+        of tokens with equal weights whose mean would be as exact (Kong 1992).
+        """
+        gradients, info = super().compute_gradients(batch)
+        squared = info.pop("weight_squared")
+        info["effective_sample_size"] = info.pop("weight") ** 2 / squared if squared else 0.0
+        return gradients, info
 
     @override
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:

@@ -90,7 +90,7 @@ class PPO(CorrectedAlgorithm):
         The additional measures are `kl` and `clip_fraction`, which is 1 for a sample whose ratio is clipped, else 0.
         """
         value = evaluated.value
-        surrogate, measures = self.corrected(evaluated, batch, parameters)
+        surrogate, measures = self.corrected(self.steps_of(evaluated, batch), parameters)
         if self.options.dual_clip is not None:
             bounded = torch.maximum(surrogate, self.options.dual_clip * batch.advantage)
             surrogate = torch.where(batch.advantage < 0, bounded, surrogate)
