@@ -10,10 +10,11 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from pytorchrl.agent.env.aliases import EnvFn
+from pytorchrl.agent.env.tokens import TokenEnv, TokenTask
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.building import PolicyOf
 from pytorchrl.agent.multi.env import MultiAgentVecEnv
-from pytorchrl.envs import atari, box2d, classic, mujoco  # noqa: F401 - importing a suite registers it
+from pytorchrl.envs import atari, box2d, classic, mujoco, tasks  # noqa: F401 - importing a suite registers it
 from pytorchrl.envs.suites import VEC_ENV_SIZE, suite_of
 from pytorchrl.errors import ConfigError
 from pytorchrl.support.untyped import OptionValue
@@ -37,6 +38,8 @@ def make_factory(
         ConfigError: The id is unknown (the message names the closest id), an option is invalid, or a package is missing
             (the message names the extra).
     """
+    if isinstance(env_id, type) and issubclass(env_id, TokenTask):
+        return TokenEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)
     found = suite_of(env_id)
     if isinstance(env_id, str) and found is None and names_module(env_id):
         return _of_several_agents(env_id, vec_env_size, policy_of, options)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from pytorchrl.agent.env.tokens import TokenTask
 from pytorchrl.agent.env.vec_env import EnvFactory
 
 F = TypeVar("F", bound=Callable[..., EnvFactory])
@@ -58,6 +59,8 @@ def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
 def suite_of(env: object) -> Suite | None:
     """Return the suite of an id or of Gymnasium's `EnvSpec`; None for ids without a suite, and for other objects."""
     env_id = env.id if isinstance(env, EnvSpec) else env
+    if isinstance(env, type) and issubclass(env, TokenTask):
+        return _by_name.get("tokens")
     if not isinstance(env_id, str):
         return None
     own_id = env_id.split(":")[-1]

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pytorchrl.agent.env.tokens import TokenTask
+from pytorchrl.agent.env.tokens import TokenEnv, TokenTask
+from pytorchrl.agent.env.vec_env import EnvFactory
+from pytorchrl.envs.suites import suite
 from pytorchrl.errors import ConfigError
 
 NUM_DIGITS = 10
@@ -91,6 +93,27 @@ class Copy(TokenTask):
     def reward(self, prompt: list[int], answer: list[int]) -> float:
         """Return the share of right tokens, plus 1 if all are right."""
         return _score(answer, [*prompt[:-1], NUM_DIGITS])
+
+
+TASKS: dict[str, type[TokenTask]] = {f"tokens/{task.__name__}": task for task in (SortDigits, Addition, Copy)}
+"""All tasks of this module by id."""
+
+
+@suite("tokens", has=lambda env_id: env_id.startswith("tokens/"))
+def token_factory(env_id: str, vec_env_size: int = TokenEnv.Options.vec_env_size, **options: object) -> EnvFactory:
+    """Return a factory of environments of a token task.
+
+    Args:
+        env_id: The id, such as "tokens/SortDigits".
+        vec_env_size: Number of sequences that grow at the same time.
+        options: Further arguments of `TokenEnv.create_factory`.
+
+    Raises:
+        ConfigError: The id is unknown, or an option is invalid.
+    """
+    if env_id not in TASKS:
+        raise ConfigError(f"the id of a token task must be one of {', '.join(TASKS)}, got {env_id!r}")
+    return TokenEnv.create_factory(TASKS[env_id], vec_env_size=vec_env_size, **options)
 
 
 def _check(name: str, value: int) -> None:

@@ -19,6 +19,7 @@ from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.option_values.text import items_of
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.agent.storages.goals import with_reward
+from pytorchrl.agent.storages.groups import for_environments
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 from pytorchrl.runtime import Runtime, SimulatedRuntime, make_runtime
@@ -143,6 +144,7 @@ class Scheme(Architectures, Displayed, Stoppable):
         nested, problems = Settings.from_keywords(
             keywords, collection=collection, gradients=gradients, runtime=runtime, supervision=supervision)
         storage_factory = with_settings(storage_factory, for_storage, nested.collection, problems)
+        storage_factory = for_environments(storage_factory, train_envs_factory)
         self.agent = Agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         problems.add(check(self.agent, nested))
         problems.raise_all()

@@ -23,7 +23,7 @@ from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.dataset import read_dataset
 from pytorchrl.agent.declarations import as_member
-from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.env.single import GivenEnv, is_vector
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_algorithm_space, learned_kind_of
@@ -54,7 +54,8 @@ _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 _EVALUATION_ENVS = 8
 _MANY = 1_000_000
-_NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
+_NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"},
+                "storage": {"group_size"}}  # that of the environments
 _POLICIES = typing.Union[  # noqa: UP007 - a Literal next to a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
 _KINDS = (None, "sequence", "batch")
@@ -109,7 +110,7 @@ def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
     parts: dict[str, type] = {
         "learner": Learner, "algorithm": registration.algorithm,
         "storage": _usual_storage(registration), "actor": registration.actor,
-        "environments": VecEnv}
+        "environments": registration.environments}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
     found += scheme_options()
     found += _sequence_options(registration)

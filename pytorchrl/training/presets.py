@@ -109,6 +109,9 @@ _OF_PRIORITIZED: Mapping[tuple[object, str], Mapping[str, object]] = {
 }
 _presets: dict[tuple[str, str], Mapping[str, object]] = {
     **_REPLAY_PRESETS,
+    # 24 prompts with 8 answers each; a run of SortDigits takes a few seconds.
+    ("grpo", "tokens"): {
+        "num_envs": 192, "group_size": 8, "num_epochs": 2, "lr": 1e-3, "target_steps": 150_000},
     # PPO follows Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with numbers of
     # steps that suit a first run. `model.pt` contains the final policy, so most learning rates decay to zero:
     # the last updates then change this policy only a little.

@@ -24,13 +24,14 @@ from pytorchrl.agent.data import (
     RolloutData,
     TensorActing,
 )
+from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GroupBuffer
 from pytorchrl.errors import Problem
 
 
-@algorithm("grpo", storage=GroupBuffer, actor=DecoderActor)
+@algorithm("grpo", storage=GroupBuffer, actor=DecoderActor, environments=TokenEnv)
 class GRPO(CorrectedAlgorithm):
     """Policy gradients with advantages relative to a group of episodes, and without a value.
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.variants import VARIANTS
+from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.options import check_declaration
 from pytorchrl.agent.storages import Storage
 from pytorchrl.errors import ConfigError
@@ -37,6 +38,7 @@ class Registration:
         prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
             priorities.
         rollout_storage: Class of the storage for `kind="batch"`; None means `storage`.
+        environments: Class of the environments.
         variant: Name of the variant, a key of `VARIANTS`; "" for the algorithm itself.
     """
 
@@ -46,6 +48,7 @@ class Registration:
     actor: type[nn.Module]
     prioritized_storage: type[Storage] | None = None
     rollout_storage: type[Storage] | None = None
+    environments: type[VecEnv] = VecEnv
     variant: str = ""
 
     @property
@@ -77,7 +80,7 @@ _by_name: dict[str, Registration] = {}
 def algorithm(
     name: str, *, storage: type[Storage], actor: type[nn.Module] | None = None,
     prioritized_storage: type[Storage] | None = None,
-    rollout_storage: type[Storage] | None = None,
+    rollout_storage: type[Storage] | None = None, environments: type[VecEnv] = VecEnv,
 ) -> Callable[[A], A]:
     """Register the decorated algorithm, so that `train(name, ...)` and `pytorchrl train name` accept its name.
 
@@ -91,6 +94,7 @@ def algorithm(
         prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
             priorities.
         rollout_storage: Class of the storage of whole rollouts, for `kind="batch"`; None means `storage`.
+        environments: Class of the environments.
 
     Raises:
         ConfigError: The name is not allowed or already taken, or the class is not an algorithm or declares no actor.
@@ -111,7 +115,8 @@ def algorithm(
         if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
             raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} already "
                               "has this name; choose a different one")
-        _by_name[name] = Registration(name, cls, storage, trained, prioritized_storage, rollout_storage)
+        _by_name[name] = Registration(
+            name, cls, storage, trained, prioritized_storage, rollout_storage, environments)
         return cls
 
     return register

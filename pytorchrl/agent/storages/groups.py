@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from typing_extensions import override
 
 from pytorchrl.agent.data import DataKind, RolloutData
-from pytorchrl.agent.env.tokens import TokenEnv
-from pytorchrl.agent.options import AgentOptions, option
+from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.names import checked_names
+from pytorchrl.agent.options import AgentOptions, Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages.group_rows import GroupRows
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.returns import Estimates
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
+from pytorchrl.support.tracebacks import brief_errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pytorchrl.agent.factories import StorageFactory
 
 _SMALL = 1e-4
 
@@ -31,15 +38,30 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     class Options(BaseOptions):
         """Options of `GroupBuffer`."""
 
-        size: int = option(help="Number of groups in a rollout.", low=1)
-        group_size: int = option(TokenEnv.Options.group_size, help="Number of episodes of a group.", low=2)
+        size: int | None = option(
+            None, low=1, help="Number of groups in a rollout; None means those of all environments of a collector.")
+        group_size: int | None = option(
+            None, low=2, help="Number of episodes of a group; None means the group_size of the environments.")
         scale_advantages: bool = option(
             True, help="Divide advantages by the standard deviation of the returns of their group, as in GRPO. False "
                        "avoids that groups with nearly equal returns count more (Liu et al. 2025, Dr. GRPO).")
 
+        @property
+        def rollout_size(self) -> int:
+            """Number of steps of each environment in a rollout; 1, because it is not known in advance."""
+            return 1
+
     provides = DataKind.GROUPS
     keeps_unfinished = True
     options: Options  # type: ignore[assignment] # it has no `sequence_length`
+
+    @classmethod
+    @override
+    @brief_errors
+    @checked_names
+    def create_factory(cls, size: int | None = None, **options: object) -> Factory[Self]:
+        """Return a factory of this storage; raise `ConfigError` for an invalid option."""
+        return Factory(cls, build_options(cls, {"size": size, **options}))
 
     @override
     def _make_rows(self) -> RolloutRows:
@@ -55,7 +77,7 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     @property
     @override
     def rollout_size(self) -> int:
-        return 1
+        return self.options.rollout_size
 
     @property
     @override
@@ -91,7 +113,21 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        return None
+        """Return a message if the size of a group is not known."""
+        if agent.storage.group_size is not None:
+            return None
+        return ("GroupBuffer needs group_size, the number of consecutive episodes that begin with the same observations; "
+                "give it, or use TokenEnv, which has one")
+
+
+def for_environments(storage: StorageFactory, envs: EnvFactory) -> StorageFactory:
+    """Return a storage's factory; that of a `GroupBuffer` gets the groups of the environments unless it has others."""
+    if not issubclass(storage.cls, GroupBuffer):
+        return storage
+    options = storage.options
+    group_size = options.group_size or getattr(envs.options, "group_size", None)
+    size = options.size or max(1, envs.num_envs // (group_size or 1))
+    return storage.with_options(group_size=group_size, size=size)
 
 
 def _repeated(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
