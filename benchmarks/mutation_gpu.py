@@ -20,8 +20,9 @@ GPU: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("agent/seeding.py", _SAME, [("torch.Generator(device=device)", "torch.Generator()")]),
     ],
     "a function that waits and is recorded": [
-        ("agent/algorithms/ppo.py", f"{_MATRIX} -k recorded", [
-            ("ratio = log_ratio.exp()\n", "ratio = log_ratio.exp() if log_ratio.max().item() < 1e9 else log_ratio\n")]),
+        ("agent/algorithms/corrections.py", f"{_MATRIX} -k recorded", [
+            ("log_ratio, log_ratio.exp(),",
+             "log_ratio, log_ratio.exp() if log_ratio.max().item() < 1e9 else log_ratio,")]),
     ],
     "a graph with old inputs, results or random numbers": [
         ("agent/cuda_graphs.py", f"{_MATRIX} {_STAGING} -k recorded", [

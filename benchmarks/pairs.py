@@ -36,6 +36,7 @@ from results import origin
 
 from pytorchrl import errors, train
 from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.agent.env import VecEnv
 from pytorchrl.play.dataset import record_dataset
 from pytorchrl.training.composition import option_specs
 
@@ -66,6 +67,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "gradient limit": {"max_grad_norm": 0.5},
     "TD3+BC": {"bc_alpha": 2.5},
     "shared layers": {"shared_policy_value_network": True},
+    "correction": {"correction": "decoupled"},
     "clipped values": {"use_clipped_value_loss": True},
     "exploration by worker": {"epsilon_per_worker": True},
     "OU noise": {"noise": "ou"},
@@ -129,6 +131,8 @@ def pairs(algorithms: list[str]) -> list[Case]:
     """Return all cases: an algorithm, a kind of actions, and one switch or two whose options it has and that agree."""
     found: list[Case] = []
     for name in algorithms:
+        if registered()[name].environments is not VecEnv:
+            continue  # it does not learn from the environments below
         known = option_specs(name)
         own = [switch for switch, options in SWITCHES.items() if options.keys() <= known.keys()]
         chosen = [(switch,) for switch in own] + [pair for pair in itertools.combinations(own, 2) if _agree(*pair)]

@@ -14,14 +14,16 @@ __version__ = "0.2.0.dev0"
 """The version of the library."""
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
-    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3
+    from pytorchrl.agent.actors import DecoderActor, OffPolicyActor, OnPolicyActor, QActor
+    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, GRPO, IMPALA, MPO, PPO, PQN, R2D2, SAC, TD3
     from pytorchrl.agent.env import VecEnv
+    from pytorchrl.agent.env.tokens import TokenEnv
     from pytorchrl.agent.multi import MultiAgentVecEnv, multi_agent
     from pytorchrl.agent.options import Factory
     from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
     from pytorchrl.agent.storages import (
         GAEBuffer,
+        GroupBuffer,
         PERBuffer,
         ReplayBuffer,
         RolloutSequenceBuffer,
@@ -35,15 +37,17 @@ if TYPE_CHECKING:
     from pytorchrl.training.training import TrainedAgent, load, train
 
 _HOMES = {
-    "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
-    "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3"),
+    "pytorchrl.agent.actors": ("DecoderActor", "OffPolicyActor", "OnPolicyActor", "QActor"),
+    "pytorchrl.agent.algorithms": (
+        "A2C", "APPO", "DDPG", "DQN", "GRPO", "IMPALA", "MPO", "PPO", "PQN", "R2D2", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
+    "pytorchrl.agent.env.tokens": ("TokenEnv",),
     "pytorchrl.agent.multi": ("MultiAgentVecEnv", "multi_agent"),
     "pytorchrl.agent.options": ("Factory",),
     "pytorchrl.agent.schedules": ("Schedule", "cosine", "exponential", "linear", "piecewise"),
     "pytorchrl.agent.storages": (
-        "GAEBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "VTraceBuffer",
-        "VanillaOnPolicyBuffer"),
+        "GAEBuffer", "GroupBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer",
+        "VTraceBuffer", "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
     "pytorchrl.learner.learner": ("Learner",),
     "pytorchrl.scheme": ("ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"),
@@ -54,11 +58,12 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _DEPRECATED: dict[str, tuple[str, str]] = {}
 
 __all__ = [  # noqa: RUF022 - names are sorted without regard to case, as readers look them up
-    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
-    "GAEBuffer", "IMPALA", "Learner", "linear", "load", "MPO", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor",
-    "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PQN", "PyTorchRLError", "QActor", "R2D2",
-    "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train",
-    "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DecoderActor", "DQN",
+    "exponential", "Factory", "GAEBuffer", "GroupBuffer", "GRPO", "IMPALA", "Learner", "linear", "load", "MPO",
+    "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO",
+    "PQN", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme",
+    "SequenceBuffer", "SYNC", "TD3", "TokenEnv", "train", "TrainedAgent", "VanillaOnPolicyBuffer",
+    "VecEnv", "VTraceBuffer",
 ]
 
 

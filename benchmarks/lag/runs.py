@@ -108,6 +108,5 @@ def run_tokens(settings: TokenRun, base: Path) -> dict[str, Any]:
     rows, every = diagnostics.rows, max(1, len(diagnostics.rows) // 50)
     return {
         **asdict(settings), "reward": round(reward, 4), "right": round(right, 4), "checksum": checksum,
-        "lag_mean": round(metrics["step_lag"]["first_use"]["mean"], 3), "tokens": metrics["env_steps"] if "env_steps" in
-        metrics else None, "cpu_s": round(time.process_time() - start, 2),
+        "lag_mean": round(metrics["step_lag"]["first_use"]["mean"], 3), "cpu_s": round(time.process_time() - start, 2),
         "updates": {name: [round(row[name], 4) for row in rows[::every]] for name in rows[0]}}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHORT = frozenset((
     "target_steps", "log_dir", "seed", "eval_every", "checkpoint_every", "resume", "preset", "lr", "lr_q", "lr_pi",
-    "hidden_sizes", "num_envs", "num_col_workers", "col_communication", "device"))
+    "hidden_sizes", "width", "num_envs", "num_col_workers", "col_communication", "device"))
 """The options that the short help lists."""
 _WIDEST = 28
 """Number of columns in which the short help shows a flag and its value beside their description."""

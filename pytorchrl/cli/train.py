@@ -16,6 +16,7 @@ from gymnasium.spaces import Discrete
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import names, registration_of
 from pytorchrl.agent.algorithms.variants import VARIANTS
+from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.option_values.text import to_text
 from pytorchrl.agent.schedules import FORMS
@@ -25,6 +26,7 @@ from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
 from pytorchrl.cli.saved_agent import count
 from pytorchrl.cli.watch import check_watching, watching
 from pytorchrl.envs.suites import suite_of
+from pytorchrl.envs.tasks import TASKS
 from pytorchrl.errors import ConfigError, EnvError, StartError
 from pytorchrl.files.run_directory import MODEL_NAME
 from pytorchrl.learner.learner import Learner
@@ -237,7 +239,9 @@ def _refuse_algorithm(command: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def _env_for(algorithm: type[Algorithm] | None) -> str:
-    """Return the id of a small environment for examples, with actions that the algorithm can learn."""
+    """Return the id of a small environment for examples, which the algorithm can learn."""
+    if algorithm is not None and registration_of(algorithm).environments is TokenEnv:
+        return next(iter(TASKS))
     is_unfit = algorithm is not None and problems_in(check_algorithm_space, algorithm, Discrete(2))
     return "Pendulum-v1" if is_unfit else "CartPole-v1"
 
@@ -315,14 +319,15 @@ def _parser(
 ) -> Parser:
     name, own = algorithm
     shown = f"the preset {suite!r} for this environment" if suite else "the algorithm; with ENV, of its preset"
-    example = f"pytorchrl {command} {name} {_env_for(own)}"
+    env = _env_for(own)
+    example, size = f"pytorchrl {command} {name} {env}", "--width 64" if env in TASKS else "--hidden-sizes 64 64"
     details = f" A SCHEDULE is {FORMS}." if show_all else ""
     parser = Parser(
         prog=f"pytorchrl {command} {name}", usage=f"pytorchrl {command} {name} ENV [flags]", is_short=not show_all,
         description=f"{verb} {_described(name, own)}. ENV is a gymnasium id or MODULE:NAME of your "
                     f"own. In brackets: the defaults of {shown}.{details}",
         epilog=f"examples:\n  {example} --log-dir runs/a\n  {example} --num-col-workers 2 --eval-every 5000\n"
-               f"  pytorchrl {command} {name} my_envs:Maze --gamma 0.98 --hidden-sizes 64 64\n\n"
+               f"  pytorchrl {command} {name} my_envs:Maze --gamma 0.98 {size}\n\n"
                "exit codes: 0 success, 1 error during training, 2 error before training,\n130 Ctrl-C, 143 SIGTERM",
         known={} if own is None else known_names(own))
     parser.add_argument("algorithm", choices=[name], help=argparse.SUPPRESS)

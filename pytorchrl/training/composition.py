@@ -33,7 +33,7 @@ from pytorchrl.agent.names import Known, meaning, refuse_unknown
 from pytorchrl.agent.option_values.descriptions import check_arguments, find_part
 from pytorchrl.agent.option_values.text import takes_code
 from pytorchrl.agent.options import Factory, declaring, options_class
-from pytorchrl.agent.storages import ReplayBuffer, Storage
+from pytorchrl.agent.storages import GroupBuffer, ReplayBuffer, Storage
 from pytorchrl.agent.storages.sequences import SEQUENCES_OF
 from pytorchrl.callbacks.base import Callback
 from pytorchrl.envs import make_factory
@@ -190,6 +190,8 @@ def _declared(part: str, owner: type) -> list[OptionSpec]:
     renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
     if issubclass(owner, ReplayBuffer):
         renamed = _RENAMED_IN_REPLAY
+    elif issubclass(owner, GroupBuffer):
+        renamed = {"size": "num_groups"}
     return [
         OptionSpec(
             name=renamed.get(name, name), part=part, own_name=name, hint=declaration.type,

@@ -116,8 +116,8 @@ class GroupBuffer(VanillaOnPolicyBuffer):
         """Return a message if the size of a group is not known."""
         if agent.storage.group_size is not None:
             return None
-        return ("GroupBuffer needs group_size, the number of consecutive episodes that begin with the same observations; "
-                "give it, or use TokenEnv, which has one")
+        return ("GroupBuffer needs group_size, the number of consecutive episodes that begin with the same "
+                "observations; give it, or use TokenEnv, which has one")
 
 
 def for_environments(storage: StorageFactory, envs: EnvFactory) -> StorageFactory:

@@ -172,9 +172,8 @@ class RolloutBuilder:
             num_env_steps=num_env_steps, collected_steps=self.collected_steps,
             weights_version=min(by_version, default=version), steps_by_version=by_version,
             worker=self._index_worker, sequence=self.sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, agent_steps=agent_steps, timings=watch.seconds,
-            num_steps=num_steps, size=size, preempted=preempted, sent=sent, traffic=traffic,
-            envs_restarted=envs_restarted))
+            moments=moments, agent_steps=agent_steps, timings=watch.seconds, num_steps=num_steps, size=size,
+            preempted=preempted, sent=sent, traffic=traffic, envs_restarted=envs_restarted))
 
 
 class CWorker(Worker):

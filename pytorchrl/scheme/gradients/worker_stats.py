@@ -120,7 +120,8 @@ class WorkerStats:
         self._lags.append((header.worker, version_queued - header.weights_version,
                            version_used - header.weights_version))
         for version, steps in (header.steps_by_version or {header.weights_version: header.num_env_steps}).items():
-            self._step_lags[version_queued - version, version_used - version_queued] += steps
+            if steps:  # a data set has none
+                self._step_lags[version_queued - version, version_used - version_queued] += steps
         self._add(header)
 
     def add_gradient(self, num_samples: int, num_updates: int) -> None:

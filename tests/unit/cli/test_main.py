@@ -95,7 +95,7 @@ def test_the_short_help_has_fifteen_flags_and_three_examples_on_one_screen(capsy
     assert len(examples) == 3
     for example in examples:  # which must be commands that work
         given = parse("train", "Train", example.split()[1:])
-        assert given.env in ("CartPole-v1", "Pendulum-v1", "my_envs:Maze")
+        assert given.env in ("CartPole-v1", "Pendulum-v1", "tokens/SortDigits", "my_envs:Maze")
     if words and words[-1] != "CartPole-v1":
         assert f"pytorchrl train {words[0]} " in out
 
@@ -168,7 +168,7 @@ def test_help_lists_the_choices_of_a_flag(capsys, flag, values):
     (["trian"], "did you mean 'train'"),  # codespell:ignore trian
     (["train"], "usage"),
     (["train", "--env", "CartPole-v1"],
-     "algorithm must be one of a2c, appo, bc, ddpg, dqn, impala, iql, mpo, ppo, pqn, r2d2, sac, td3, "),
+     "algorithm must be one of a2c, appo, bc, ddpg, dqn, grpo, impala, iql, mpo, ppo, pqn, r2d2, sac, td3, "),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
     ([*TRAIN, "--lrr", "1e-3"], "unknown flag '--lrr'; did you mean --lr?"),

@@ -125,7 +125,7 @@ def test_only_the_ray_runtime_and_the_callback_of_ray_tune_import_ray():
 def test_public_names_are_sorted_unique_and_available():
     names = pytorchrl.__all__
     assert names == sorted(set(names), key=str.lower)
-    assert 18 <= len(names) <= 42
+    assert 18 <= len(names) <= 46
     for name in names:
         assert getattr(pytorchrl, name) is not None
     assert set(names) <= set(dir(pytorchrl))

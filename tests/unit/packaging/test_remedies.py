@@ -19,6 +19,7 @@ from pytorchrl.training.training import make_learner
 from tests.conftest import ROOT
 from tests.unit.packaging.remedied_calls import calls, error_of, file_calls, problems_with_calls
 from tests.unit.packaging.remedied_runs import more_calls
+from tests.unit.packaging.remedied_tokens import token_calls
 from tests.unit.packaging.remedies import remedies
 from tests.unit.packaging.source import reads_source
 
@@ -418,7 +419,8 @@ def test_every_remedy_is_executed(tmp_path, monkeypatch):
     monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # the calls register codecs
     threads = set(threading.enumerate())
     messages = []
-    found = problems_with_calls([*calls(tmp_path), *file_calls(tmp_path), *more_calls(tmp_path)], messages)
+    found = problems_with_calls(
+        [*calls(tmp_path), *token_calls(), *file_calls(tmp_path), *more_calls(tmp_path)], messages)
     found += problems_with_options(messages)
     assert not found, "\n".join(found)
     new = {thread for thread in set(threading.enumerate()) - threads if thread.is_alive()}

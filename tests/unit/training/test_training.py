@@ -36,6 +36,7 @@ OTHER = {
     "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "mini_batch_size": 100, "value_loss_coef": 0.7,
     "entropy_coef": 0.3,
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
+    "correction": "none", "max_weight": 3.0, "min_weight": 0.4, "max_shift": 0.2, "max_moment": 0.1,
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
     "intrinsic_reward": "rnd", "gamma_intrinsic": 0.7, "int_adv_coef": 0.3, "ext_adv_coef": 0.4,
     "predictor_proportion": 0.6,
@@ -53,7 +54,9 @@ OTHER = {
 NEEDED = {"max_env_restarts": {"on_env_error": "restart"}, "clip_param_vf": {"use_clipped_value_loss": True},
           "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
           "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"},
-          "recurrent_size": {"recurrent_net": "gru"},
+          "recurrent_size": {"recurrent_net": "gru"}, "max_weight": {"correction": "tis"},
+          "min_weight": {"correction": "icepop"}, "max_shift": {"correction": "ipo"},
+          "max_moment": {"correction": "m2po"},
           **{name: {"intrinsic_reward": "rnd"}
              for name in ("gamma_intrinsic", "int_adv_coef", "ext_adv_coef", "predictor_proportion")}}
 PARTS = {"algorithm": "algo_factory", "storage": "storage_factory", "actor": "actor_factory",
@@ -198,6 +201,9 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
     if algorithm == "bc":  # learns from a data set
         assert {"target_steps", "lr"} <= set(settings)
         return
+    if algorithm == "grpo":  # its rollouts consist of groups
+        assert settings["num_envs"] % settings["group_size"] == 0
+        return
     assert {"target_steps", "num_envs", "num_steps"} <= set(settings)
     parts = {part: {} for part in ("learner", "environments", "actor", "algorithm", "storage", "scheme")}
     for name, value in settings.items():
@@ -215,12 +221,13 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
 def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
     is_continuous = algorithm in ("ddpg", "td3", "sac", "mpo")
     early = {"start_steps": 150} if algorithm in ("dqn", "ddpg", "td3", "sac", "mpo", "r2d2") else {}
-    env = "Pendulum-v1" if is_continuous else "CartPole-v1"
+    env = "Pendulum-v1" if is_continuous else "tokens/SortDigits" if algorithm == "grpo" else "CartPole-v1"
     agent = train(algorithm, env, target_steps=300, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1
     assert agent.agent.storage_factory.cls is {
         "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "pqn": pytorchrl.GAEBuffer,
-        "impala": pytorchrl.VTraceBuffer, "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(
+        "impala": pytorchrl.VTraceBuffer, "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer,
+        "grpo": pytorchrl.GroupBuffer}.get(
             algorithm, pytorchrl.ReplayBuffer)
 
 

@@ -20,7 +20,7 @@ def _own_names(monkeypatch):
 
 def test_built_in_algorithms_are_registered_in_order():
     assert list(registered()) == [
-        "a2c", "appo", "bc", "ddpg", "dqn", "impala", "iql", "mpo", "ppo", "pqn", "r2d2", "sac", "td3"]
+        "a2c", "appo", "bc", "ddpg", "dqn", "grpo", "impala", "iql", "mpo", "ppo", "pqn", "r2d2", "sac", "td3"]
     dqn = registration_of("dqn")
     assert (dqn.algorithm, dqn.storage, dqn.prioritized_storage, dqn.actor) == (DQN, ReplayBuffer, PERBuffer, QActor)
     assert (dqn.label, dqn.reference) == ("dqn", "dqn")

@@ -1,0 +1,56 @@
+"""Wrong calls of token tasks, each with the calls that its error asks for; see `test_remedies.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import pytorchrl as prl
+from pytorchrl.envs.tasks import SortDigits
+from tests.unit.packaging.remedied_calls import BOX, TWO, envs_of
+
+
+def token_envs(vec_env_size=8, **options):
+    return prl.TokenEnv.create_factory(SortDigits, {}, vec_env_size, **{"group_size": 4, **options})
+
+
+def tokens_parts(actor=None, storage=None):
+    """Return the algorithm, the actor and the storage of a token task."""
+    envs = token_envs()
+    return (prl.GRPO.create_factory(), prl.DecoderActor.create_factory(
+        envs.observation_space, envs.action_space, **{"context": 9, "width": 8, **(actor or {})}),
+        prl.GroupBuffer.create_factory(**(storage or {})))
+
+
+def tokens(**options):
+    """Make one update on a token task."""
+    built = prl.Scheme(*tokens_parts(**options), token_envs(), seed=1)
+    try:
+        built.step()
+    finally:
+        built.stop()
+
+
+def masked(storage):
+    """Start the rows of a storage with action masks."""
+    actor = prl.DecoderActor.create_factory(TWO, TWO, width=8)(device="cpu", seed=1)
+    algorithm = prl.GRPO.create_factory()(device="cpu", actor=actor, seed=1)
+    rows = storage(device="cpu", actor=actor, algorithm=algorithm, num_envs=2, seed=1)
+    rows.start({"obs": np.zeros(2, np.int64)}, np.ones((2, 2), bool))
+
+
+def token_calls():
+    """Return tuples: a wrong call, and the calls for which its error asks."""
+    return [
+        (lambda: tokens(actor={"context": 6}), lambda: tokens(actor={"context": 9})),
+        (lambda: prl.DecoderActor.create_factory(BOX, TWO),
+         lambda: prl.DecoderActor.create_factory(token_envs().observation_space, token_envs().action_space)),
+        (lambda: prl.GRPO.create_factory(mini_batch_size=8), lambda: prl.GRPO.create_factory(num_mini_batch=8)),
+        (lambda: prl.PPO.create_factory(correction="gspo"), lambda: prl.PPO.create_factory(correction="tis"),
+         lambda: prl.GRPO.create_factory(correction="gspo")),
+        (lambda: token_envs(vec_env_size=6), lambda: token_envs(vec_env_size=8),
+         lambda: token_envs(vec_env_size=6, waits=False)),
+        (lambda: tokens(storage={"group_size": 8}), lambda: tokens(storage={"group_size": 4})),
+        (lambda: prl.Scheme(*tokens_parts(), train_envs_factory=envs_of()), tokens),
+        (lambda: masked(prl.GroupBuffer.create_factory(1, group_size=2)),
+         lambda: masked(prl.GAEBuffer.create_factory(4))),
+    ]
