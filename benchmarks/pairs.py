@@ -36,7 +36,6 @@ from results import origin
 
 from pytorchrl import errors, train
 from pytorchrl.agent.algorithms.registry import registered
-from pytorchrl.agent.env import VecEnv
 from pytorchrl.play.dataset import record_dataset
 from pytorchrl.training.composition import option_specs
 
@@ -131,7 +130,7 @@ def pairs(algorithms: list[str]) -> list[Case]:
     """Return all cases: an algorithm, a kind of actions, and one switch or two whose options it has and that agree."""
     found: list[Case] = []
     for name in algorithms:
-        if registered()[name].environments is not VecEnv:
+        if registered()[name].environments is not None:
             continue  # it does not learn from the environments below
         known = option_specs(name)
         own = [switch for switch, options in SWITCHES.items() if options.keys() <= known.keys()]

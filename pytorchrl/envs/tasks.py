@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.tokens import TokenEnv, TokenTask
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.envs.suites import suite
@@ -100,12 +101,16 @@ TASKS: dict[str, type[TokenTask]] = {f"tokens/{task.__name__}": task for task in
 
 
 @suite("tokens", has=lambda env_id: env_id.startswith("tokens/"))
-def token_factory(env_id: str, vec_env_size: int = TokenEnv.Options.vec_env_size, **options: object) -> EnvFactory:
+def token_factory(
+    env_id: str, vec_env_size: int = TokenEnv.Options.vec_env_size, env_kwargs: EnvKwargs | None = None,
+    **options: object,
+) -> EnvFactory:
     """Return a factory of environments of a token task.
 
     Args:
         env_id: The id, such as "tokens/SortDigits".
         vec_env_size: Number of sequences that grow at the same time.
+        env_kwargs: Keyword arguments of the task.
         options: Further arguments of `TokenEnv.create_factory`.
 
     Raises:
@@ -113,7 +118,7 @@ def token_factory(env_id: str, vec_env_size: int = TokenEnv.Options.vec_env_size
     """
     if env_id not in TASKS:
         raise ConfigError(f"the id of a token task must be one of {', '.join(TASKS)}, got {env_id!r}")
-    return TokenEnv.create_factory(TASKS[env_id], vec_env_size=vec_env_size, **options)
+    return TokenEnv.create_factory(TASKS[env_id], env_kwargs, vec_env_size, **options)
 
 
 def _check(name: str, value: int) -> None:

@@ -23,7 +23,7 @@ from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.dataset import read_dataset
 from pytorchrl.agent.declarations import as_member
-from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.single import GivenEnv, is_vector
 from pytorchrl.agent.factories import ActorFactory, Agent, AlgorithmFactory, StorageFactory
 from pytorchrl.agent.fit import check_algorithm_space, learned_kind_of
@@ -110,7 +110,7 @@ def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
     parts: dict[str, type] = {
         "learner": Learner, "algorithm": registration.algorithm,
         "storage": _usual_storage(registration), "actor": registration.actor,
-        "environments": registration.environments}
+        "environments": registration.environments or VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
     found += scheme_options()
     found += _sequence_options(registration)

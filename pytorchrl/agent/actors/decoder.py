@@ -1,6 +1,6 @@
 """A decoder (causal transformer) as the network of an actor, whose memory is a cache of keys and values.
 
-B = sequences, L = steps, C = `context`, the largest length of a sequence, D = `width`.
+B = sequences, L = steps, C = `context`, the largest length of a sequence, D = `width`, N = layers, H = heads.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
 
         Args:
             tokens: (B,) int64.
-            cache: (B, *`cache_shape`) keys and values of the earlier tokens; not changed.
+            cache: (B, N, 2, H, C, D / H) keys and values of the earlier tokens; not changed.
             length: (B,) int64 numbers of earlier tokens, below C.
 
         Returns:
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
         Args:
             tokens: (L, B) int64.
             done: (L, B) bool, whether a token is the first of its sequence.
-            cache: (B, *`cache_shape`) keys and values of the tokens before the first row; None: there are none.
+            cache: (B, N, 2, H, C, D / H) keys and values of the tokens before the first row; None: there are none.
             length: (B,) int64, numbers of these tokens; None: 0.
 
         Returns:
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def keys_and_values(self, tokens: Tensor) -> Tensor:
-        """Return the cache (B, *`cache_shape`) of C tokens, (B, C) int64; tokens after the end do no harm."""
+        """Return the cache (B, N, 2, H, C, D / H) of C tokens, (B, C) int64; tokens after the end do no harm."""
         x = self.tokens(tokens) + self.positions.weight
         parts = []
         for block in self._blocks:

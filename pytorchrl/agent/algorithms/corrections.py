@@ -127,7 +127,8 @@ def correction(
 
 def _clipped(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Corrected:
     """Return PPO's clipped surrogate, and whether the ratio is clipped."""
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+    inside = torch.clamp(ratio, 1.0 - clip, 1.0 + clip)  # type: ignore[arg-type] # both are numbers, or both tensors
+    surrogate = torch.minimum(ratio * advantage, inside * advantage)
     return surrogate, ((ratio.detach() - 1.0).abs() > clip).float()
 
 

@@ -38,7 +38,7 @@ class Registration:
         prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
             priorities.
         rollout_storage: Class of the storage for `kind="batch"`; None means `storage`.
-        environments: Class of the environments.
+        environments: Class of the environments; None means `VecEnv`.
         variant: Name of the variant, a key of `VARIANTS`; "" for the algorithm itself.
     """
 
@@ -48,7 +48,7 @@ class Registration:
     actor: type[nn.Module]
     prioritized_storage: type[Storage] | None = None
     rollout_storage: type[Storage] | None = None
-    environments: type[VecEnv] = VecEnv
+    environments: type[VecEnv] | None = None
     variant: str = ""
 
     @property
@@ -80,7 +80,7 @@ _by_name: dict[str, Registration] = {}
 def algorithm(
     name: str, *, storage: type[Storage], actor: type[nn.Module] | None = None,
     prioritized_storage: type[Storage] | None = None,
-    rollout_storage: type[Storage] | None = None, environments: type[VecEnv] = VecEnv,
+    rollout_storage: type[Storage] | None = None, environments: type[VecEnv] | None = None,
 ) -> Callable[[A], A]:
     """Register the decorated algorithm, so that `train(name, ...)` and `pytorchrl train name` accept its name.
 
@@ -94,7 +94,7 @@ def algorithm(
         prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm does not support
             priorities.
         rollout_storage: Class of the storage of whole rollouts, for `kind="batch"`; None means `storage`.
-        environments: Class of the environments.
+        environments: Class of the environments; None means `VecEnv`.
 
     Raises:
         ConfigError: The name is not allowed or already taken, or the class is not an algorithm or declares no actor.

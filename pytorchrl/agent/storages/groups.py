@@ -65,8 +65,11 @@ class GroupBuffer(VanillaOnPolicyBuffer):
 
     @override
     def _make_rows(self) -> RolloutRows:
-        self._groups = GroupRows(self.options.size, self.options.group_size, self.num_envs,
-                                 self.actor.initial_states(self.num_envs), self.algorithm)
+        size, group_size = self.options.size, self.options.group_size
+        assert size is not None, "for_environments has set it"
+        assert group_size is not None, "contradiction has refused it"
+        self._groups = GroupRows(
+            size, group_size, self.num_envs, self.actor.initial_states(self.num_envs), self.algorithm)
         return cast("RolloutRows", self._groups)  # it has the same methods
 
     @property
