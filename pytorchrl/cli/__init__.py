@@ -1,4 +1,4 @@
-"""Run the command `pytorchrl`: train, watch, report, doctor, board, profile, enjoy, dataset, export, plot or compare.
+"""Run the command `pytorchrl`: train, watch, report, doctor, board, profile, enjoy, dataset, export, plot, ... .
 
 Exit codes: 0 for success; 1 for an error after training began; 2 for an error before that; 130 after Ctrl-C;
 143 after SIGTERM.
@@ -44,6 +44,7 @@ _COMMANDS = {
     "export": "write a trained policy to a file for other programs",
     "plot": "draw learning curves",
     "compare": "compare groups of runs",
+    "audit": "show how old logged rows are, and what corrections would do",
 }
 Handler = Callable[[int, FrameType | None], object] | int | None
 """A signal handler, of the type that `signal.signal` accepts and returns."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 import pytorchrl as prl
 from pytorchrl.envs.tasks import SortDigits
+from pytorchrl.play.audit import read_rows
 from tests.unit.packaging.remedied_calls import BOX, TWO, envs_of
 
 
@@ -38,9 +41,19 @@ def masked(storage):
     rows.start({"obs": np.zeros(2, np.int64)}, np.ones((2, 2), bool))
 
 
-def token_calls():
+def audited(folder, *rows):
+    """Read rows that were logged."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return read_rows(path)
+
+
+def token_calls(folder):
     """Return tuples: a wrong call, and the calls for which its error asks."""
+    row = {"trainer_logprobs": [-1.0], "inference_logprobs": [-1.0], "advantages": 1.0}
     return [
+        (lambda: audited(folder), lambda: audited(folder, row)),
+        (lambda: audited(folder, {**row, "log_probs": [-1.0]}), lambda: audited(folder, row)),
         (lambda: tokens(actor={"context": 6}), lambda: tokens(actor={"context": 9})),
         (lambda: prl.DecoderActor.create_factory(BOX, TWO),
          lambda: prl.DecoderActor.create_factory(token_envs().observation_space, token_envs().action_space)),
