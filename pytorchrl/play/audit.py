@@ -45,7 +45,7 @@ LIMITS: Mapping[str, float] = {"effective_sample_size": 0.5, "kl": 0.1, "mismatc
 """Bounds of the diagnostics: a smaller effective sample size, or a larger other value, is an alarm."""
 
 
-class Row(NamedTuple):
+class LoggedSequence(NamedTuple):
     """A sequence of L tokens that are trained on."""
 
     logp: np.ndarray
@@ -87,7 +87,7 @@ class Audit:
     alarms: Sequence[str]
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[LoggedSequence]:
     """Return the rows of a file of JSON lines.
 
     Raises:
@@ -104,7 +104,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, where: str) -> LoggedSequence:
     given = _fields(line, where)
     logprobs = given["trainer_logprobs"]
     size = len(logprobs[1]) if isinstance(logprobs[1], list) else 0
@@ -125,7 +125,7 @@ def _row(line: str, where: str) -> Row:
     if versions is not None:
         _check_versions(where, given["versions"][0], versions, ends)
     used = mask.astype(bool)
-    return Row(
+    return LoggedSequence(
         values["trainer_logprobs"][used], values["inference_logprobs"][used],
         values.get("old_logprobs", values["trainer_logprobs"])[used], values["advantages"][used],
         None if versions is None else versions[used].astype(np.int64), ends.get("end_version"), ends.get("version"))
@@ -182,7 +182,7 @@ def _check_versions(where: str, name: str, versions: np.ndarray, ends: Mapping[s
         raise ConfigError(f"{where}: 'end_version' {ends['end_version']} is newer than 'version' {ends['version']}")
 
 
-def audit(rows: Iterable[Row]) -> Audit:
+def audit(rows: Iterable[LoggedSequence]) -> Audit:
     """Compute the lags of rows, their diagnostics, and what each correction would do with them."""
     rows = list(rows)
     batches = defaultdict(list)
@@ -211,7 +211,7 @@ def audit(rows: Iterable[Row]) -> Audit:
     return Audit(len(rows), tokens, len(batches), lags, diagnostics, corrections, alarms)
 
 
-def _lags(rows: Iterable[Row]) -> dict[str, list[np.ndarray]]:
+def _lags(rows: Iterable[LoggedSequence]) -> dict[str, list[np.ndarray]]:
     """Return the lag of each token, by cause."""
     found = defaultdict[str, list[np.ndarray]](list)
     for row in rows:
@@ -233,7 +233,7 @@ def _summary(lags: np.ndarray) -> dict[str, float]:
     return {"mean": float(lags.mean()), "p50": p50, "p90": p90, "max": float(lags.max())}
 
 
-def _steps(rows: Sequence[Row]) -> Steps:
+def _steps(rows: Sequence[LoggedSequence]) -> Steps:
     """Return the tokens of a batch as padded sequences (L, B)."""
     length = max(len(row.logp) for row in rows)
 

@@ -71,6 +71,7 @@ COVERED_BY = {
     },
     # Commands are tested through the command line:
     "cli": {
+        "audit": ["play/test_audit"],
         "board": ["cli/test_watch"],
         "dataset": ["play/test_dataset"],
         "enjoy": ["cli/test_main"],
