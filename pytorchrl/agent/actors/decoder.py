@@ -6,7 +6,7 @@ B = sequences, L = steps, C = `context`, the largest length of a sequence, D = `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from pytorchrl.agent.data import OBS_LEAF, Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
-from pytorchrl.errors import NonFiniteDataError, Problem, SpaceError
+from pytorchrl.errors import ContractError, NonFiniteDataError, Problem, SpaceError
 from pytorchrl.support.untyped import OptionValue
 
 CACHE, LENGTH, TOKENS, VERSION = "cache", "length", "tokens", "version"
@@ -126,7 +126,7 @@ class Decoder(nn.Module):
             if cache is not None:
                 is_before = torch.arange(self.context, device=tokens.device) < before.unsqueeze(1)
                 mask = torch.cat(((is_before[:, None] & (start.T < 0).unsqueeze(-1)).unsqueeze(1), mask), -1)
-        self.check(place)
+        _check(place, self.context)
         x = self.tokens(tokens) + self.positions(place)
         for index, block in enumerate(self._blocks):
             query, key, value = (part.permute(1, 2, 0, 3) for part in block.heads(x))
@@ -147,12 +147,60 @@ class Decoder(nn.Module):
             x = block.rest(x, attended.transpose(1, 2).flatten(2))
         return torch.stack(parts, 1)
 
-    def check(self, place: Tensor) -> None:
-        """Raise `NonFiniteDataError` if a token is beyond the context; a GPU is not asked, but fails itself."""
-        if place.is_cpu and int(place.max()) >= self.context:
-            raise NonFiniteDataError(
-                f"a sequence has at least {int(place.max()) + 1} tokens, but the decoder's context is {self.context}; "
-                "give DecoderActor a context as large as prompt and answer")
+
+
+def _check(place: Tensor, context: int) -> None:
+    """Raise `NonFiniteDataError` if a token is beyond the context; a GPU is not asked, but fails itself."""
+    if place.is_cpu and int(place.max()) >= context:
+        raise NonFiniteDataError(
+            f"a sequence has at least {int(place.max()) + 1} tokens, but the decoder's context is {context}; give "
+            "DecoderActor a context as large as prompt and answer")
+
+
+class OwnDecoder(nn.Module):
+    """A causal model of the user's, in the place of a `Decoder`; it has no cache, so each step computes all tokens.
+
+    Args:
+        module: The model; see the option `module` of `DecoderActor`.
+        num_tokens: Number of different tokens.
+        context: C, the largest number of tokens of a sequence.
+    """
+
+    cache_shape: tuple[int, ...] = (1,)
+    """Shape of an unused part of the memory."""
+
+    def __init__(self, module: nn.Module, num_tokens: int, context: int) -> None:
+        super().__init__()
+        self.module, self.context, self.out_features = module, context, num_tokens
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """Return scores (B, L, num_tokens) float32 of the tokens after each of the tokens (B, L).
+
+        Raises:
+            ContractError: The model returns something else.
+        """
+        found = self.module(tokens)
+        found = getattr(found, "logits", found)
+        if not isinstance(found, Tensor) or found.shape != (*tokens.shape, self.out_features):
+            raise ContractError(
+                f"the module of DecoderActor returned {type(found).__name__} {tuple(getattr(found, 'shape', ()))}; "
+                f"expected a tensor of scores {(*tokens.shape, self.out_features)}, or an object with logits")
+        return found.float()
+
+    def after(self, written: Tensor, length: Tensor) -> Tensor:
+        """Return the scores (B, num_tokens) after `length` + 1 of the tokens (B, C)."""
+        rows = torch.arange(len(length), device=length.device)
+        return self.scores(written[:, :int(length.max()) + 1])[rows, length]
+
+    def forward(self, tokens: Tensor, done: Tensor, cache: Tensor | None, length: Tensor | None) -> Tensor:
+        """Return the scores (L, B, num_tokens) after L consecutive tokens of B rows; see `Decoder.forward`.
+
+        Raises:
+            ContractError: A row contains several sequences, or continues one.
+        """
+        if bool(done[1:].any()) or not bool(done[0].all()):
+            raise ContractError("a module of DecoderActor learns from whole sequences only; use GroupBuffer")
+        return self.scores(tokens.T).transpose(0, 1)
 
 
 class DecoderActor(OnPolicyActor):
@@ -177,6 +225,9 @@ class DecoderActor(OnPolicyActor):
         num_layers: int = option(2, help="Layers of the decoder.", low=1)
         width: int = option(32, help="Features of a token.", low=1)
         num_heads: int = option(4, help="Heads of the attention; a divisor of the width.", low=1)
+        module: Callable[..., nn.Module] | None = option(
+            None, help="Function of the number of tokens and of the context that builds a causal model of your own; it "
+                       "takes tokens (B, L), and returns scores (B, L, tokens) or an object with `logits`.")
         checkpoint: str | None = option(None, help="Saved model from which the networks are initialized.")
 
         @property
@@ -197,6 +248,8 @@ class DecoderActor(OnPolicyActor):
         def contradictions(self) -> Iterator[Problem]:
             """Refuse heads of different sizes."""
             yield from super().contradictions()
+            if self.module is not None:
+                yield from self._without_effect(("num_layers", "width", "num_heads"), "module=None", "module")
             if self.width % self.num_heads:
                 yield Problem(f"width={self.width} must be a multiple of num_heads={self.num_heads}",
                               options=("width", "num_heads"))
@@ -209,6 +262,13 @@ class DecoderActor(OnPolicyActor):
     @override
     def build_networks(self, generator: torch.Generator) -> None:
         options = self.options
+        self.value = None
+        if options.module is not None:
+            num_tokens = self.distribution.num_outputs
+            self.decoder = OwnDecoder(options.module(num_tokens, options.context), num_tokens, options.context)
+            self.policy_head = nn.Identity()
+            self.value_head = linear(num_tokens, 1, 1.0, generator)
+            return
         self.decoder = Decoder(int(options.observation_space[OBS_LEAF].n), options.context, options.num_layers,
                                options.width, options.num_heads)
         for module in self.decoder.modules():
@@ -217,7 +277,6 @@ class DecoderActor(OnPolicyActor):
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features ** -0.5, generator=generator)
                 nn.init.zeros_(module.bias)
-        self.value = None
         self.policy_head = linear(options.width, self.distribution.num_outputs, _HEAD_GAIN, generator)
         self.value_head = linear(options.width, 1, 1.0, generator)
 
@@ -248,13 +307,18 @@ class DecoderActor(OnPolicyActor):
         assert cache is not None
         assert length is not None
         length = length if done is None else length.masked_fill(done, 0)
-        decoder.check(length)
-        features, cache = decoder.step(tokens, cache, length)
+        _check(length, decoder.context)
         written = rhs[TOKENS].clone()
         written[torch.arange(len(tokens), device=tokens.device), length] = tokens.float()
+        if isinstance(decoder, OwnDecoder):
+            features = decoder.after(written.long(), length)
+        else:
+            features, cache = decoder.step(tokens, cache, length)
         return features, {CACHE: cache.flatten(1), LENGTH: (length + 1.0).unsqueeze(1), TOKENS: written,
                           VERSION: rhs[VERSION]}
 
     def recomputed(self, rhs: Obs) -> Obs:
         """Return memory in which all keys and values are those of the current weights."""
+        if isinstance(self.decoder, OwnDecoder):
+            return rhs
         return {**rhs, CACHE: self.decoder.keys_and_values(rhs[TOKENS].long()).flatten(1)}

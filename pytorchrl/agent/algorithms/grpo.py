@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,10 +26,13 @@ from pytorchrl.agent.data import (
     TensorActing,
 )
 from pytorchrl.agent.env.tokens import TokenEnv
-from pytorchrl.agent.options import option
+from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GroupBuffer
 from pytorchrl.errors import Problem
+
+REFERENCE = "reference"
+"""Entry of `RolloutData.other` and of `Batch.other`: log-probabilities of the reference policy."""
 
 
 @algorithm("grpo", storage=GroupBuffer, actor=DecoderActor, environments=TokenEnv)
@@ -36,7 +40,7 @@ class GRPO(CorrectedAlgorithm):
     """Policy gradients with advantages relative to a group of episodes, and without a value.
 
     The loss is minus the mean over all steps (tokens) of the surrogate of a correction, by default that of `PPO`, minus
-    an entropy bonus.
+    an entropy bonus, plus kl_coef times the divergence from the policy before training.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,9 @@ class GRPO(CorrectedAlgorithm):
             updatable=True)
         entropy_coef: float | Schedule = option(0.005, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         gamma: float = option(1.0, help="Discount of rewards.", low=0.0, high=1.0)
+        kl_coef: float = option(
+            0.0, help="Weight of the KL divergence from the reference policy, the policy before training; 0 omits it.",
+            low=0.0)
         on_new_weights: str = option(
             "finish", choices=ON_NEW_WEIGHTS,
             help="Reaction to new weights while a sequence grows: finish it with the old weights, or use the new ones "
@@ -65,6 +72,15 @@ class GRPO(CorrectedAlgorithm):
                 yield Problem("mini_batch_size has no effect on GRPO, whose minibatches are whole episodes",
                               "give num_mini_batch instead", ("mini_batch_size",))
 
+    @classmethod
+    @override
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """Return a message if keys and values should be kept, but the actor has none."""
+        if getattr(agent.actor, "module", None) is not None and agent.algorithm.on_new_weights == "keep":
+            return ("on_new_weights='keep' needs the keys and values of the decoder of DecoderActor, but module is set; "
+                    "use on_new_weights='recompute', or leave module out")
+        return super().contradiction(agent)
+
     learns_from = DataKind.GROUPS
     actor_class = DecoderActor
     actor: DecoderActor
@@ -73,6 +89,7 @@ class GRPO(CorrectedAlgorithm):
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)  # type: ignore[arg-type] # without values
         self._generation = Generation(actor, options.on_new_weights)
+        self._reference = copy.deepcopy(actor).requires_grad_(False) if options.kl_coef else None
 
     # Acting
 
@@ -108,15 +125,39 @@ class GRPO(CorrectedAlgorithm):
 
     # Learning
 
+    @property
+    @override
+    def sample_values(self) -> tuple[str, ...]:
+        return super().sample_values if self._reference is None else (*super().sample_values, REFERENCE)
+
+    @override
+    def prepare_rollout(self, rollout: RolloutData, sequence_length: int | None = None) -> None:
+        super().prepare_rollout(rollout, sequence_length)
+        if self._reference is not None:
+            rollout.other[REFERENCE], = self.evaluate_steps(rollout, self._reference_logp, sequence_length)
+
+    def _reference_logp(
+        self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        assert self._reference is not None
+        return self._reference.evaluate_actions(obs, rhs, done, action, mask)[:1]
+
     @override
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: LossParameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the terms of the loss; see `PPO.terms`."""
+        """Compute the terms of the loss; see `PPO.terms`.
+
+        With `kl_coef`, `reference_kl` is the estimate p / pi - 1 - log(p / pi) of the divergence KL(pi || p) from the
+        reference p: Shao et al. 2024, equation 4.
+        """
         steps = self.steps_of(evaluated, batch)
         surrogate, measures = self.corrected(steps, parameters)
         weight = steps.ratio.detach()
         terms = {"policy_loss": -surrogate, "entropy": evaluated.entropy}
+        if self._reference is not None:
+            log_ratio = batch.other[REFERENCE] - evaluated.logp
+            terms["reference_kl"] = log_ratio.exp() - 1.0 - log_ratio
         return terms, {**measures, "weight": weight, "weight_squared": weight.square()}
 
     @override
@@ -133,4 +174,5 @@ class GRPO(CorrectedAlgorithm):
 
     @override
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        return {"policy_loss": 1.0, "entropy": -parameters["entropy_coef"]}
+        weights = {"policy_loss": 1.0, "entropy": -parameters["entropy_coef"]}
+        return weights if self._reference is None else {**weights, "reference_kl": self.options.kl_coef}

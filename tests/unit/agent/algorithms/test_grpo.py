@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import types
 
 import pytest
 import torch
+from torch import nn
 
 from pytorchrl import Scheme
 from pytorchrl.agent.actors import DecoderActor
@@ -13,7 +16,7 @@ from pytorchrl.agent.algorithms import GRPO
 from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.storages import GroupBuffer
 from pytorchrl.envs.tasks import Copy, SortDigits
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, ContractError
 
 GROUP = 4
 
@@ -50,7 +53,7 @@ CHANGES = {
     "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
     "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2),
     "gamma": ({}, 0.5), "entropy_coef": ({}, 0.5), "mixed_precision": ({}, True),
-    "clip_param": ({"lr": 1e-1, "num_epochs": 3}, 0.01),
+    "kl_coef": ({"num_epochs": 2}, 1.0), "clip_param": ({"lr": 1e-1, "num_epochs": 3}, 0.01),
     "correction": ({"lr": 1e-1, "num_epochs": 3}, "none"),
     "max_weight": ({"lr": 1e-1, "num_epochs": 3, "correction": "tis"}, 1.0001),
     "min_weight": ({"lr": 1e-1, "num_epochs": 3, "correction": "icepop"}, 0.999),
@@ -78,7 +81,99 @@ def test_every_option_of_the_storage_changes_training(options):
     assert not torch.equal(params_after(), params_after(storage=options))
 
 
+def test_the_divergence_is_that_from_the_policy_before_training():
+    scheme = scheme_of(kl_coef=0.5, lr=1e-2, num_epochs=2)
+    algorithm = scheme.start().local_worker.algo
+    initial, seen = copy.deepcopy(algorithm.actor), []
+    terms = algorithm.terms
+
+    def recording(evaluated, batch, parameters):
+        found = terms(evaluated, batch, parameters)
+        with torch.no_grad():
+            logps = [actor.evaluate_actions(batch.obs, batch.rhs, batch.done, batch.action)[0]
+                     for actor in (initial, algorithm.actor)]
+        seen.append((found[0]["reference_kl"][batch.valid].detach(), *(logp[batch.valid] for logp in logps)))
+        return found
+
+    algorithm.terms = recording
+    infos = [scheme.step() for _ in range(6)]
+    scheme.stop()
+    for (found, reference, logp), info in zip(seen, infos, strict=True):
+        expected = (reference - logp).exp() - 1 - (reference - logp)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert info["reference_kl"] == pytest.approx(float(expected.mean()), abs=1e-6)
+        assert info["loss"] == pytest.approx(
+            info["policy_loss"] - 0.005 * info["entropy"] + 0.5 * info["reference_kl"], abs=1e-6)
+    assert infos[0]["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert infos[-1]["reference_kl"] > 1e-3
+
+
+class Causal(nn.Module):
+    """A model of tokens that depends on all earlier ones."""
+
+    def __init__(self, num_tokens, context):
+        super().__init__()
+        self.embed, self.net = nn.Embedding(num_tokens, 8), nn.GRU(8, 16, batch_first=True)
+        self.head = nn.Linear(16, num_tokens)
+
+    def forward(self, tokens):
+        return self.head(self.net(self.embed(tokens))[0])
+
+
+class WithLogits(Causal):
+    """The same model, which returns an object."""
+
+    def forward(self, tokens):
+        return types.SimpleNamespace(logits=super().forward(tokens))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("module", [Causal, WithLogits])
+def test_a_model_of_the_user_draws_tokens_with_the_probabilities_that_it_learns_from(module, waits):
+    scheme = scheme_of(actor={"module": module, "width": 32}, task=ShortCopy, waits=waits, on_new_weights="recompute")
+    algorithm, ratios = scheme.start().local_worker.algo, []
+    compute = algorithm.compute_gradients
+
+    def recording(batch):
+        with torch.no_grad():
+            logp = algorithm.actor.evaluate_actions(batch.obs, batch.rhs, batch.done, batch.action)[0]
+        if waits:  # all tokens have been drawn with the current weights
+            ratios.append((logp - batch.logp)[batch.valid].abs().max())
+        return compute(batch)
+
+    algorithm.compute_gradients = recording
+    before = scheme.acting_state()["all"]
+    for _ in range(4):
+        scheme.step()
+    after = scheme.acting_state()["all"]
+    scheme.stop()
+    assert all(ratio < 1e-5 for ratio in ratios)
+    assert len(ratios) == (4 if waits else 0)
+    assert not torch.equal(before, after)
+
+
+def test_a_language_model_of_transformers_is_a_module():
+    transformers = pytest.importorskip("transformers")
+
+    def llama(num_tokens, context):
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+            vocab_size=num_tokens, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=context))
+
+    scheme = scheme_of(actor={"module": llama, "width": 32})
+    for _ in range(3):
+        info = scheme.step()
+    scheme.stop()
+    assert info["entropy"] > 0
+
+
 def test_wrong_options_are_refused():
+    with pytest.raises(ConfigError, match="on_new_weights='keep' needs the keys and values"):
+        scheme_of(actor={"module": Causal, "width": 32}, on_new_weights="keep")
+    with pytest.raises(ConfigError, match="num_layers needs module=None"):
+        scheme_of(actor={"module": Causal, "num_layers": 3, "width": 32})
+    with pytest.raises(ContractError, match=r"the module of DecoderActor returned Tensor \(.*\); expected a tensor of"):
+        scheme_of(actor={"module": lambda num_tokens, context: nn.Embedding(num_tokens, 3), "width": 32}).step()
     with pytest.raises(ConfigError, match="needs correction=icepop"):
         GRPO.create_factory(min_weight=0.5)
     with pytest.raises(ConfigError, match="both set how a pass is split"):
