@@ -1,9 +1,9 @@
 """Make the base decoder from which the runs of the lag study start: supervised learning from noisy answers.
 
-    python benchmarks/lag/base.py [--task sort] [--out base.pt]
+    python benchmarks/lag/base.py [--task sort] [--out FOLDER]
 
 The answers of the training data are right, but each token is replaced by a random one with probability `NOISE`. The
-decoder therefore knows the task, and its answers are wrong as often as the data. A call takes about half a minute.
+decoder therefore knows the task, and its answers are wrong as often as the data. A call takes ten seconds.
 """
 
 from __future__ import annotations
@@ -73,16 +73,29 @@ def train_base(name: str, steps: int = STEPS, seed: int = 0) -> GRPO:
     return algorithm
 
 
+def path_of(name: str, folder: Path) -> Path:
+    """Return the file of the base decoder of a task."""
+    return folder / f"base_{name}.pt"
+
+
+def save_base(name: str, folder: Path) -> None:
+    """Make the base decoder of a task unless its file exists; control tasks have none."""
+    path = path_of(name, folder)
+    if name in TASKS and not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {"format": MODEL_FORMAT, "version": 0, "acting_state": train_base(name).acting_state()}
+        save(str(path), state)
+
+
 def main() -> None:
     """Parse the command line, train, and save the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="sort")
-    parser.add_argument("--out", type=Path, default=Path("base.pt"))
+    parser.add_argument("--out", type=Path, default=Path(), help="folder of the file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    algorithm = train_base(options.task)
-    save(str(options.out), {"format": MODEL_FORMAT, "version": 0, "acting_state": algorithm.acting_state()})
-    print(f"saved {options.out}", file=sys.stderr)
+    save_base(options.task, options.out)
+    print(f"saved {path_of(options.task, options.out)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class GRPO(CorrectedAlgorithm):
     def contradiction(cls, agent: AgentOptions) -> str | None:
         """Return a message if keys and values should be kept, but the actor has none."""
         if getattr(agent.actor, "module", None) is not None and agent.algorithm.on_new_weights == "keep":
-            return ("on_new_weights='keep' needs the keys and values of the decoder of DecoderActor, but module is set; "
+            return ("on_new_weights='keep' needs the keys and values of DecoderActor's own decoder, but module is set; "
                     "use on_new_weights='recompute', or leave module out")
         return super().contradiction(agent)
 
