@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pytorchrl.agent.algorithms.corrections import CORRECTIONS, CorrectionOptions, Steps
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS, DEFAULT_CLIP, CorrectionOptions, Steps
 from pytorchrl.errors import ConfigError
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -254,8 +254,9 @@ def _effect(name: str, steps: Steps) -> tuple[float, float, float]:
     The weight of a token is the derivative of the surrogate by its log pi, divided by its advantage. Tokens without an
     advantage are left out.
     """
-    surrogate, is_cut = CorrectionOptions(correction=name).corrected(steps, CorrectionOptions.clip_param)
+    surrogate, is_cut = CorrectionOptions(correction=name).corrected(steps, DEFAULT_CLIP)
     gradient, = torch.autograd.grad(surrogate[steps.valid].sum(), steps.logp, retain_graph=True)
+    assert steps.valid is not None
     counted = steps.valid & (steps.advantage != 0)
     weights = (gradient / steps.advantage)[counted]
     if not len(weights):

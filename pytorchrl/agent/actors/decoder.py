@@ -265,7 +265,8 @@ class DecoderActor(OnPolicyActor):
         self.value = None
         if options.module is not None:
             num_tokens = self.distribution.num_outputs
-            self.decoder = OwnDecoder(options.module(num_tokens, options.context), num_tokens, options.context)
+            self.decoder: Decoder | OwnDecoder = OwnDecoder(
+                options.module(num_tokens, options.context), num_tokens, options.context)
             self.policy_head = nn.Identity()
             self.value_head = linear(num_tokens, 1, 1.0, generator)
             return

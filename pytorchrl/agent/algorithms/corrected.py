@@ -46,7 +46,8 @@ class CorrectedAlgorithm(OnPolicyAlgorithm):
     def prepare_rollout(self, rollout: RolloutData, sequence_length: int | None = None) -> None:
         """Add `proximal` (T, E), the log-probabilities with the current weights, if the correction needs them."""
         if self._correction.needs_proximal:
-            rollout.other[PROXIMAL], = self.evaluate_steps(rollout, self._logp_of, sequence_length)
+            rollout.other[PROXIMAL], = self.evaluate_steps(
+                rollout, self._logp_of, sequence_length, "evaluate_actions")
 
     def _logp_of(self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
         return self.actor.evaluate_actions(obs, rhs, done, action, mask)[:1]

@@ -132,7 +132,8 @@ def _clipped(ratio: Tensor, advantage: Tensor, clip: float | Tensor) -> Correcte
     return surrogate, ((ratio.detach() - 1.0).abs() > clip).float()
 
 
-_CLIP = 0.2
+DEFAULT_CLIP = 0.2
+"""The default of `clip_param`."""
 
 
 @correction("none", "Williams 1992")
@@ -141,13 +142,13 @@ def none(steps: Steps, bounds: Bounds) -> Corrected:
     return steps.relative(steps.logp.detach()) * steps.advantage, torch.zeros_like(steps.advantage)
 
 
-@correction("ppo", "Schulman et al. 2017, equation 7", clip_param=_CLIP)
+@correction("ppo", "Schulman et al. 2017, equation 7", clip_param=DEFAULT_CLIP)
 def ppo(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip the ratio r = pi / mu: min(r * A, clip(r, 1 - c, 1 + c) * A)."""
     return _clipped(steps.ratio, steps.advantage, bounds.clip_param)
 
 
-@correction("gspo", "Zheng et al. 2025, equations 5 and 7", of_sequence=True, clip_param=_CLIP)
+@correction("gspo", "Zheng et al. 2025, equations 5 and 7", of_sequence=True, clip_param=DEFAULT_CLIP)
 def gspo(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip the geometric mean of the ratios of a sequence, s = exp(mean(log pi - log mu)), as PPO clips r."""
     lengths = steps.over_sequence(torch.ones_like(steps.advantage)).clamp(min=1.0)
@@ -155,7 +156,7 @@ def gspo(steps: Steps, bounds: Bounds) -> Corrected:
     return _clipped(mean.exp(), steps.advantage, bounds.clip_param)
 
 
-@correction("cispo", "MiniMax 2025, equations 4 and 5", clip_param=_CLIP)
+@correction("cispo", "MiniMax 2025, equations 4 and 5", clip_param=DEFAULT_CLIP)
 def cispo(steps: Steps, bounds: Bounds) -> Corrected:
     """Weigh each step by sg(min(r, 1 + c)), with r = pi / mu: the weight is clipped, and no step loses its gradient."""
     ratio = steps.ratio.detach()
@@ -210,7 +211,7 @@ def ipo(steps: Steps, bounds: Bounds) -> Corrected:
 
 
 @correction("decoupled", "Hilton et al. 2022, section 2; Fu et al. 2025, equation 5", needs_proximal=True,
-            clip_param=_CLIP, max_weight=5.0)
+            clip_param=DEFAULT_CLIP, max_weight=5.0)
 def decoupled(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip pi / p around the proximal policy as PPO does, and weigh each step by min(p / mu, w)."""
     assert steps.proximal is not None
@@ -219,7 +220,7 @@ def decoupled(steps: Steps, bounds: Bounds) -> Corrected:
     return weight * surrogate, is_clipped
 
 
-@correction("a3po", "Li et al. 2025", needs_lag=True, clip_param=_CLIP, max_weight=5.0)
+@correction("a3po", "Li et al. 2025", needs_lag=True, clip_param=DEFAULT_CLIP, max_weight=5.0)
 def a3po(steps: Steps, bounds: Bounds) -> Corrected:
     """Decoupled PPO with an approximation: log p = log mu / d + (1 - 1 / d) * sg(log pi), where d is the lag."""
     assert steps.lag is not None
@@ -253,7 +254,7 @@ class CorrectionOptions(Options):
     correction: str = option(
         "ppo", help="Correction for data of older policies: a name in `CORRECTIONS`, or one of your own.", check=_known)
     clip_param: float | Schedule = option(
-        _CLIP, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0, exclusive=True,
+        DEFAULT_CLIP, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0, exclusive=True,
         updatable=True)
     max_weight: float | None = option(
         None, low=0.0, exclusive=True,

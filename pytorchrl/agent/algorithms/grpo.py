@@ -134,7 +134,8 @@ class GRPO(CorrectedAlgorithm):
     def prepare_rollout(self, rollout: RolloutData, sequence_length: int | None = None) -> None:
         super().prepare_rollout(rollout, sequence_length)
         if self._reference is not None:
-            rollout.other[REFERENCE], = self.evaluate_steps(rollout, self._reference_logp, sequence_length)
+            rollout.other[REFERENCE], = self.evaluate_steps(
+                rollout, self._reference_logp, sequence_length, "evaluate_actions")
 
     def _reference_logp(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,

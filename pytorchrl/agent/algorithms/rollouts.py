@@ -161,7 +161,7 @@ class RolloutAlgorithm(Algorithm):
         return values[0] if len(values) == 1 else torch.cat(values)
 
     def evaluate_steps(
-        self, rollout: RolloutData, function: StepsFunction, sequence_length: int | None = None,
+        self, rollout: RolloutData, function: StepsFunction, sequence_length: int | None = None, name: str = "",
     ) -> list[Tensor]:
         """Return the results of a function of the steps of a rollout, without gradients, (T, E) float32 each.
 
@@ -173,6 +173,7 @@ class RolloutAlgorithm(Algorithm):
             function: Function of L consecutive steps on the algorithm's device: observations (L, E, ...) by leaf,
                 memory (E, H) by network, starts of episodes (L, E), actions (L, E, ...), and masks (L, E, n) or None.
             sequence_length: Steps per sequence, for actors with memory; None means the whole rollout.
+            name: Name of the function, for errors.
         """
         length = rows_at_once(rollout.obs, self.device, rollout.done.shape[1])
         if self.actor.is_recurrent:
@@ -187,7 +188,7 @@ class RolloutAlgorithm(Algorithm):
                     rollout.done[steps], None if rollout.mask is None else rollout.mask[steps])
                 results = function(*inputs[:3], on_device(rollout.action[steps], self.device), inputs[3])
                 for result in results:
-                    check_per_sample(self, function.__name__ + "()", result, rollout.reward[steps])
+                    check_per_sample(self, f"{name}()", result, rollout.reward[steps])
                 found.append(tuple(result.float() for result in results))
         joined = [torch.cat(parts) for parts in zip(*found, strict=True)]
         return list(on_host(*joined)) if rollout.host is None else joined

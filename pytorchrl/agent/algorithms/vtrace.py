@@ -32,7 +32,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
             Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
             of the K observations in `rollout.final_obs`; all float32 on the device of the rewards.
         """
-        logp, value = self.evaluate_steps(rollout, self.evaluate_target, sequence_length)
+        logp, value = self.evaluate_steps(rollout, self.evaluate_target, sequence_length, "evaluate_target")
         return logp, *self.compute_values(rollout, value)
 
     def evaluate_target(

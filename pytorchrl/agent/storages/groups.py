@@ -125,7 +125,8 @@ class GroupBuffer(VanillaOnPolicyBuffer):
 
 def for_environments(storage: StorageFactory, envs: EnvFactory) -> StorageFactory:
     """Return a storage's factory; that of a `GroupBuffer` gets the groups of the environments unless it has others."""
-    if not issubclass(storage.cls, GroupBuffer):
+    kind = getattr(storage, "cls", None)  # the user may have passed anything
+    if not (isinstance(kind, type) and issubclass(kind, GroupBuffer) and hasattr(envs, "options")):
         return storage
     options = storage.options
     group_size = options.group_size or getattr(envs.options, "group_size", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import torch
 
 import pytorchrl as prl
 from pytorchrl.envs.tasks import SortDigits
@@ -16,17 +17,42 @@ def token_envs(vec_env_size=8, **options):
     return prl.TokenEnv.create_factory(SortDigits, {}, vec_env_size, **{"group_size": 4, **options})
 
 
-def tokens_parts(actor=None, storage=None):
+def tokens_parts(actor=None, storage=None, algorithm=None):
     """Return the algorithm, the actor and the storage of a token task."""
     envs = token_envs()
-    return (prl.GRPO.create_factory(), prl.DecoderActor.create_factory(
-        envs.observation_space, envs.action_space, **{"context": 9, "width": 8, **(actor or {})}),
+    return (prl.GRPO.create_factory(**(algorithm or {})), prl.DecoderActor.create_factory(
+        envs.observation_space, envs.action_space, **{"context": 9, **(actor or {})}),
         prl.GroupBuffer.create_factory(**(storage or {})))
 
 
 def tokens(**options):
     """Make one update on a token task."""
     built = prl.Scheme(*tokens_parts(**options), token_envs(), seed=1)
+    try:
+        built.step()
+    finally:
+        built.stop()
+
+
+class Causal(torch.nn.Module):
+    """A model of tokens."""
+
+    def __init__(self, num_tokens, context):
+        super().__init__()
+        self.embed, self.net = torch.nn.Embedding(num_tokens, 8), torch.nn.GRU(8, num_tokens, batch_first=True)
+
+    def forward(self, tokens):
+        return self.net(self.embed(tokens))[0]
+
+
+MODULE = {"module": Causal}
+
+
+def with_values():
+    """Make one update of PPO on a token task, with a model of tokens of the user's."""
+    envs = token_envs()
+    actor = prl.DecoderActor.create_factory(envs.observation_space, envs.action_space, context=9, **MODULE)
+    built = prl.Scheme(prl.PPO.create_factory(), actor, prl.GAEBuffer.create_factory(12), envs, seed=1)
     try:
         built.step()
     finally:
@@ -52,6 +78,10 @@ def token_calls(folder):
     """Return tuples: a wrong call, and the calls for which its error asks."""
     row = {"trainer_logprobs": [-1.0], "inference_logprobs": [-1.0], "advantages": 1.0}
     return [
+        (with_values, lambda: tokens(actor=MODULE)),
+        (lambda: tokens(actor=MODULE, algorithm={"on_new_weights": "keep"}), lambda: tokens(actor=MODULE),
+         lambda: tokens(actor=MODULE, algorithm={"on_new_weights": "recompute"}),
+         lambda: tokens(algorithm={"on_new_weights": "keep"})),
         (lambda: audited(folder), lambda: audited(folder, row)),
         (lambda: audited(folder, {**row, "log_probs": [-1.0]}), lambda: audited(folder, row)),
         (lambda: tokens(actor={"context": 6}), lambda: tokens(actor={"context": 9})),

@@ -192,7 +192,7 @@ def test_wrong_options_are_refused():
     with pytest.raises(ConfigError, match="vec_env_size=6 must be a multiple of group_size=4"):
         envs_of(size=6, group_size=4)
     assert envs_of(size=6, group_size=4, waits=False).num_envs == 6
-    with pytest.raises(ConfigError, match="env_fn must be a class of tasks"):
+    with pytest.raises(ConfigError, match="env_fn must be a function, got 3"):
         envs_of(3)
     with pytest.raises(EnvError, match=r"Count\.max_answer must be a whole number >= 1, got 0"):
         envs_of(kwargs={"max_answer": 0})
