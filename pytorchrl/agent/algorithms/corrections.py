@@ -254,8 +254,8 @@ class CorrectionOptions(Options):
     correction: str = option(
         "ppo", help="Correction for data of older policies: a name in `CORRECTIONS`, or one of your own.", check=_known)
     clip_param: float | Schedule = option(
-        DEFAULT_CLIP, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0, exclusive=True,
-        updatable=True)
+        DEFAULT_CLIP, low=0.0, exclusive=True, updatable=True,
+        help="Largest deviation of the probability ratio from 1 that the loss rewards.")
     max_weight: float | None = option(
         None, low=0.0, exclusive=True,
         help="Largest importance weight: larger ones are truncated (tis, decoupled, a3po), or their steps are left out "

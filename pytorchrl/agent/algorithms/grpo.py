@@ -40,7 +40,7 @@ class GRPO(CorrectedAlgorithm):
     """Policy gradients with advantages relative to a group of episodes, and without a value.
 
     The loss is minus the mean over all steps (tokens) of the surrogate of a correction, by default that of `PPO`, minus
-    an entropy bonus, plus kl_coef times the divergence from the policy before training.
+    an entropy bonus, plus reference_kl_coef times the divergence from the policy before training.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class GRPO(CorrectedAlgorithm):
             updatable=True)
         entropy_coef: float | Schedule = option(0.005, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         gamma: float = option(1.0, help="Discount of rewards.", low=0.0, high=1.0)
-        kl_coef: float = option(
+        reference_kl_coef: float = option(
             0.0, help="Weight of the KL divergence from the reference policy, the policy before training; 0 omits it.",
             low=0.0)
         on_new_weights: str = option(
@@ -89,7 +89,7 @@ class GRPO(CorrectedAlgorithm):
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)  # type: ignore[arg-type] # without values
         self._generation = Generation(actor, options.on_new_weights)
-        self._reference = copy.deepcopy(actor).requires_grad_(False) if options.kl_coef else None
+        self._reference = copy.deepcopy(actor).requires_grad_(False) if options.reference_kl_coef else None
 
     # Acting
 
@@ -149,7 +149,7 @@ class GRPO(CorrectedAlgorithm):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO.terms`.
 
-        With `kl_coef`, `reference_kl` is the estimate p / pi - 1 - log(p / pi) of the divergence KL(pi || p) from the
+        With `reference_kl_coef`, `reference_kl` is the estimate p / pi - 1 - log(p / pi) of the divergence KL(pi || p) from the
         reference p: Shao et al. 2024, equation 4.
         """
         steps = self.steps_of(evaluated, batch)
@@ -176,4 +176,4 @@ class GRPO(CorrectedAlgorithm):
     @override
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
         weights = {"policy_loss": 1.0, "entropy": -parameters["entropy_coef"]}
-        return weights if self._reference is None else {**weights, "reference_kl": self.options.kl_coef}
+        return weights if self._reference is None else {**weights, "reference_kl": self.options.reference_kl_coef}

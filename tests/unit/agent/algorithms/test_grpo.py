@@ -53,7 +53,7 @@ CHANGES = {
     "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
     "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2),
     "gamma": ({}, 0.5), "entropy_coef": ({}, 0.5), "mixed_precision": ({}, True),
-    "kl_coef": ({"num_epochs": 2}, 1.0), "clip_param": ({"lr": 1e-1, "num_epochs": 3}, 0.01),
+    "reference_kl_coef": ({"num_epochs": 2}, 1.0), "clip_param": ({"lr": 1e-1, "num_epochs": 3}, 0.01),
     "correction": ({"lr": 1e-1, "num_epochs": 3}, "none"),
     "max_weight": ({"lr": 1e-1, "num_epochs": 3, "correction": "tis"}, 1.0001),
     "min_weight": ({"lr": 1e-1, "num_epochs": 3, "correction": "icepop"}, 0.999),
@@ -82,7 +82,7 @@ def test_every_option_of_the_storage_changes_training(options):
 
 
 def test_the_divergence_is_that_from_the_policy_before_training():
-    scheme = scheme_of(kl_coef=0.5, lr=1e-2, num_epochs=2)
+    scheme = scheme_of(reference_kl_coef=0.5, lr=1e-2, num_epochs=2)
     algorithm = scheme.start().local_worker.algo
     initial, seen = copy.deepcopy(algorithm.actor), []
     terms = algorithm.terms
