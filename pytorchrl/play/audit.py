@@ -71,7 +71,7 @@ class Audit:
         lags: Cause ("generation", "queue", "total") -> `mean`, `p50`, `p90`, `max` over tokens; causes whose versions
             are unknown are missing.
         diagnostics: `effective_sample_size` (the smallest of all batches), `kl` of the trainer from the generator (mean
-            of r - 1 - log r), and `mismatch`, the mean of |log r| of tokens without lag (missing if there are none).
+            of r - 1 - log r), and `mismatch`, the mean of abs(log r) of tokens without lag (missing if there are none).
         corrections: Correction -> `cut`, the share of tokens that are clipped, truncated or left out;
             `without_gradient`, the share of tokens that have no gradient; and `weight`, the mean factor of the gradient
             of log pi * A.

@@ -72,6 +72,10 @@ class GRPO(CorrectedAlgorithm):
                 yield Problem("mini_batch_size has no effect on GRPO, whose minibatches are whole episodes",
                               "give num_mini_batch instead", ("mini_batch_size",))
 
+    learns_from = DataKind.GROUPS
+    actor_class = DecoderActor
+    actor: DecoderActor
+
     @classmethod
     @override
     def contradiction(cls, agent: AgentOptions) -> str | None:
@@ -80,10 +84,6 @@ class GRPO(CorrectedAlgorithm):
             return ("on_new_weights='keep' needs the keys and values of DecoderActor's own decoder, but module is set; "
                     "use on_new_weights='recompute', or leave module out")
         return super().contradiction(agent)
-
-    learns_from = DataKind.GROUPS
-    actor_class = DecoderActor
-    actor: DecoderActor
 
     def __init__(self, options: GRPO.Options, *, actor: DecoderActor, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
@@ -149,8 +149,8 @@ class GRPO(CorrectedAlgorithm):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the loss; see `PPO.terms`.
 
-        With `reference_kl_coef`, `reference_kl` is the estimate p / pi - 1 - log(p / pi) of the divergence KL(pi || p) from the
-        reference p: Shao et al. 2024, equation 4.
+        With `reference_kl_coef`, `reference_kl` is the estimate p / pi - 1 - log(p / pi) of the divergence KL(pi || p)
+        from the reference p: Shao et al. 2024, equation 4.
         """
         steps = self.steps_of(evaluated, batch)
         surrogate, measures = self.corrected(steps, parameters)
