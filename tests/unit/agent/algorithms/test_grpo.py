@@ -28,13 +28,13 @@ class ShortCopy(Copy):
         super().__init__(3)
 
 
-def scheme_of(storage=None, actor=None, task=SortDigits, waits=True, **options):
+def scheme_of(storage=None, actor=None, task=SortDigits, waits=True, device=None, **options):
     envs = TokenEnv.create_factory(task, {}, 3 * GROUP, group_size=GROUP, waits=waits)
     network = {"context": 9, "width": 8} | (actor or {})
     return Scheme(
         GRPO.create_factory(**options),
         DecoderActor.create_factory(envs.observation_space, envs.action_space, **network),
-        GroupBuffer.create_factory(**{"size": 3, "group_size": GROUP} | (storage or {})), envs, seed=1)
+        GroupBuffer.create_factory(**{"size": 3, "group_size": GROUP} | (storage or {})), envs, seed=1, device=device)
 
 
 def params_after(num_steps=6, **settings):
@@ -180,3 +180,18 @@ def test_wrong_options_are_refused():
         GRPO.create_factory(num_mini_batch=2, mini_batch_size=8)
     with pytest.raises(ConfigError, match="give num_mini_batch instead"):
         GRPO.create_factory(mini_batch_size=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["finish", "keep", "recompute"])
+def test_a_gpu_generates_and_learns_like_the_cpu(mode):
+    found = {}
+    for device in ("cpu", "cuda"):
+        scheme = scheme_of(task=ShortCopy, waits=False, on_new_weights=mode, correction="decoupled",
+                           reference_kl_coef=0.1, num_epochs=2, device=device)
+        infos = [scheme.step() for _ in range(6)]
+        found[device] = infos, scheme.ledger()["consumed_unique"]
+        scheme.stop()
+    assert found["cuda"][1] > 0
+    assert all(info["loss"] == info["loss"] for info in found["cuda"][0])
+    assert found["cuda"][0][0]["entropy"] == pytest.approx(found["cpu"][0][0]["entropy"], rel=1e-2)
