@@ -44,6 +44,7 @@ _COMMANDS = {
     "export": "write a trained policy to a file for other programs",
     "plot": "draw learning curves",
     "compare": "compare groups of runs",
+    "replay": "make one update of a run again, or find where two runs differ",
     "audit": "show how old logged rows are, and what corrections would do",
 }
 Handler = Callable[[int, FrameType | None], object] | int | None

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
     """Return a learner that has not started, and its agent; the options are those of `train`."""
-    return _make_learner(Training(algorithm, env, options))
+    return learner_of(Training(algorithm, env, options))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class Training:
     state: RunState | None = None
 
 
-def _make_learner(training: Training) -> tuple[Learner, Agent]:
+def learner_of(training: Training) -> tuple[Learner, Agent]:
+    """Return a learner that has not started, and its agent; see `make_learner`."""
     algorithm, env, options = training.algorithm, training.env, training.options
     registration = registration_of(algorithm)
     source, (env, options) = env, with_code(algorithm, env, options)
@@ -221,7 +222,7 @@ def train(
 
 def _train(training: Training) -> TrainedAgent:
     """Train an agent, and keep what is needed to train it further."""
-    learner, agent = _make_learner(training)
+    learner, agent = learner_of(training)
     with learner:
         learner.train()
         acting_state = learner.scheme.acting_state()

@@ -7,8 +7,11 @@ import io
 import itertools
 import math
 import os
+import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,6 +19,7 @@ from torch import Tensor
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.transfers import cpu_copy
+from pytorchrl.errors import CheckpointError
 from pytorchrl.support.terminal import get_logger
 from pytorchrl.support.untyped import BatchOfKind, StateDict
 
@@ -28,8 +32,7 @@ logger = get_logger(__name__)
 class BadBatches:
     """Checks whether the gradients of a gradient worker are finite, and saves batches with non-finite gradients.
 
-    `file = torch.load(path, weights_only=True)` loads the file of a batch, and `Batch(**file["batch"])` restores the
-    batch.
+    `read_bad_batch` reads the file of a batch.
 
     Args:
         directory: Directory for bad batches, created when the first batch is saved; None: no batches are saved.
@@ -68,8 +71,8 @@ class BadBatches:
             return f"not saved: {self._directory} has {_MAX_FILES} batches of this worker"
         content = io.BytesIO()  # in memory, because torch.save reports a full disk without an error number
         torch.save({
-            "format": 1, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
-            "acting_state": self._algo.acting_state()}, content)
+            "format": 2, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
+            "gradient_state": self._algo.gradient_state()}, content)
         try:
             path = self._write(f"gworker{self._index}_version{version}", content.getbuffer())
         except OSError as error:
@@ -94,12 +97,51 @@ class BadBatches:
         return path
 
 
-def _plain(batch: BatchOfKind) -> StateDict:
-    """Return the fields of a batch, with copied tensors; saving a view would save the whole underlying tensor."""
+_KIND = "kind"
+"""Entry of the plain form of a batch that names its class, as "module:Class"."""
+
+
+def read_bad_batch(path: Path) -> tuple[Batch, StateDict]:
+    """Read a batch that was saved because its loss or gradient was not finite.
+
+    Returns:
+        The batch, and the contents of the file: `worker`, `version`, `info` and `gradient_state`, which the algorithm
+        loads.
+
+    Raises:
+        CheckpointError: The file cannot be read, or is not the file of a batch.
+    """
+    try:
+        file = torch.load(path, weights_only=True)
+        names = ("worker", "version", "info", "gradient_state")
+        return cast("Batch", _restored(file["batch"])), {name: file[name] for name in names}
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError,
+            CheckpointError) as error:
+        raise CheckpointError(f"{str(path)!r} is not a batch that keep_bad_batches has saved: {error}") from error
+
+
+def _plain(batch: BatchOfKind) -> dict[str, object]:
+    """Return the class and the fields of a batch with copied tensors; a view would save the whole underlying tensor."""
     def copy(value: object) -> object:
         if isinstance(value, Mapping):
             return {name: copy(part) for name, part in value.items()}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return _plain(value)
         return cpu_copy(value) if isinstance(value, Tensor) else value
-    return {field.name: copy(getattr(batch, field.name)) for field in dataclasses.fields(batch)}
+    kind = type(batch)
+    return {_KIND: f"{kind.__module__}:{kind.__qualname__}",
+            **{field.name: copy(getattr(batch, field.name)) for field in dataclasses.fields(batch)}}
+
+
+def _restored(value: object) -> object:
+    """Return the batch whose plain form `_plain` has returned; its class must have been imported."""
+    if not isinstance(value, Mapping):
+        return value
+    parts = {name: _restored(part) for name, part in value.items() if name != _KIND}
+    if _KIND not in value:
+        return parts
+    module, _, name = str(value[_KIND]).partition(":")
+    kind = getattr(sys.modules.get(module), name, None)
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        raise CheckpointError(f"its class {value[_KIND]!r} is no batch that this process has imported")
+    return kind(**parts)

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "learner": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks", "monitor"},
     "training": {"errors", "support", "files", "agent", "envs", "scheme", "callbacks", "export", "learner", "monitor",
                  "analysis"},
-    "play": {"errors", "support", "files", "agent", "envs", "scheme", "training"},
+    "play": {"errors", "support", "files", "agent", "envs", "runtime", "scheme", "learner", "training"},
     "cli": {"errors", "support", "files", "agent", "envs", "scheme", "monitor", "analysis", "profile", "export",
             "callbacks", "learner", "training", "play"},
     "__main__": {"cli"},

@@ -80,6 +80,7 @@ COVERED_BY = {
         "output": ["cli/test_terminal"],
         "parsing": ["cli/test_main"],
         "plot": ["cli/test_main"],
+        "replay": ["play/test_replay"],
         "report": ["cli/test_watch"],
         "saved_agent": ["cli/test_main"],
         "sweep": ["training/test_configuration"],

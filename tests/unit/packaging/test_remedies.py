@@ -323,6 +323,10 @@ ELSEWHERE = {
         "scheme/test_learner_thread.py::test_a_learner_that_drops_most_steps_warns_once",
     "increase size or collect shorter": "scheme/replay/test_rollouts.py::test_a_rollout_that_does_not_fit_is_refused",
     "cannot load a state of": "scheme/replay/test_rollouts.py::test_a_restored_replay_continues_identically",
+    "so it has no update": "play/test_replay.py::test_an_update_after_the_end_is_refused",
+    "which is missing; put the file back": "play/test_replay.py::test_a_recorded_run_is_made_again",
+    "so it depended on the speeds": "play/test_replay.py::test_runs_that_cannot_be_repeated_are_refused",
+    "--pdb and --out concern one update": "play/test_replay.py::test_the_command_shows_an_update_and_a_difference",
     "is for ReplayBuffer, PERBuffer and": "scheme/test_replay_batches.py::test_unused_or_invalid_settings_are_refused",
     "dropped while its workers were running":
         "learner/test_learner.py::test_context_manager_stops_also_after_an_error_and_keeps_the_error",

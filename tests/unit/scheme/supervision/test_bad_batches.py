@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import Batch
-from pytorchrl.scheme.supervision.bad_batches import BadBatches
+from pytorchrl.agent.multi.data import MultiBatch
+from pytorchrl.errors import CheckpointError
+from pytorchrl.scheme.supervision.bad_batches import BadBatches, read_bad_batch
 
 GOOD, BAD = torch.tensor([3.0, 4.0]), torch.tensor([3.0, float("nan")])
 
@@ -17,7 +19,7 @@ def norms_of(gradients):
     return [float(gradient.norm()) for gradient in gradients if gradient is not None]
 
 
-ALGORITHM = SimpleNamespace(acting_state=lambda: {"all": torch.arange(3.0)}, norms_of=norms_of)
+ALGORITHM = SimpleNamespace(gradient_state=lambda: {"acting": {"all": torch.arange(3.0)}}, norms_of=norms_of)
 
 
 def make_batch():
@@ -51,13 +53,30 @@ def test_five_batches_are_saved_under_different_names(tmp_path):
 
 def test_a_file_contains_only_the_batch(tmp_path):
     BadBatches(str(tmp_path), 0, ALGORITHM).find_fault(make_batch(), [BAD], {"loss": 1.0}, 3)
-    file = torch.load(tmp_path / "gworker0_version3.pt", weights_only=True)
+    batch, file = read_bad_batch(tmp_path / "gworker0_version3.pt")
     assert (file["worker"], file["version"], file["info"]) == (0, 3, {"loss": 1.0})
-    assert file["acting_state"]["all"].tolist() == [0.0, 1.0, 2.0]
-    batch = Batch(**file["batch"])
+    assert file["gradient_state"]["acting"]["all"].tolist() == [0.0, 1.0, 2.0]
+    assert isinstance(batch, Batch)
     assert batch.ret.tolist() == [4.0, 5.0, 6.0, 7.0]
     # Only the batch is stored, not the 100 numbers that it is a view of
     assert batch.ret.untyped_storage().nbytes() == 4 * 4
+
+
+def test_a_batch_of_several_policies_is_restored(tmp_path):
+    whole = MultiBatch(parts={"hunter": make_batch(), "prey": make_batch()}, policies=("hunter", "prey"), num_samples=8)
+    BadBatches(str(tmp_path), 0, ALGORITHM).find_fault(whole, [BAD], {}, 3)
+    batch, _ = read_bad_batch(tmp_path / "gworker0_version3.pt")
+    assert (type(batch), batch.num_samples, batch.policies) == (MultiBatch, 8, ("hunter", "prey"))
+    assert batch.parts["prey"].ret.tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ({}, "KeyError|'batch'"), ({"batch": {"kind": "os:system"}}, "os:system"),
+    ({"batch": {"kind": "subprocess:Popen", "args": "ls"}}, "is no batch"), ("text", "")])
+def test_other_files_are_refused(tmp_path, content, message):
+    torch.save(content, tmp_path / "file.pt")
+    with pytest.raises(CheckpointError, match=f"is not a batch that keep_bad_batches has saved: .*({message})"):
+        read_bad_batch(tmp_path / "file.pt")
 
 
 def test_an_incomplete_file_is_removed(tmp_path, monkeypatch):

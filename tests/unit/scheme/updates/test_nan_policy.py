@@ -15,7 +15,7 @@ from pytorchrl.agent.data import Batch
 from pytorchrl.cli import main
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.scheme.supervision.bad_batches import BadBatches
+from pytorchrl.scheme.supervision.bad_batches import BadBatches, read_bad_batch
 
 SCHEMES = {
     "central": {}, "sync": {"num_grad_workers": 2},
@@ -301,15 +301,16 @@ def test_the_worker_with_a_bad_batch_saves_it(make_bad, tmp_path, settings):
     (tmp_path / "other" / "file").touch()
     assert [found.stat().st_mode for found in (path, folder)] == [found.stat().st_mode for found in (
         tmp_path / "other" / "file", tmp_path / "other")]  # permissions follow the umask
-    assert (saved["format"], saved["worker"], version) == (1, index, 2) or "grad_communication" in settings
+    assert (saved["format"], saved["worker"], version) == (2, index, 2) or "grad_communication" in settings
     seen, = computing(scheme)[-1].bad_batches
-    kept = Batch(**saved["batch"])
+    kept, _ = read_bad_batch(path)
+    assert isinstance(kept, Batch)
     for name in ("action", "logp", "value", "ret", "advantage", "done"):
         assert torch.equal(getattr(kept, name), getattr(seen, name).cpu())
     assert torch.equal(kept.obs["obs"], seen.obs["obs"].cpu())
     assert kept.num_samples == seen.num_samples == len(kept.action)
     assert math.isfinite(saved["info"]["loss"])
-    assert saved["acting_state"]["all"].shape == scheme.acting_state()["all"].shape
+    assert saved["gradient_state"]["acting"]["all"].shape == scheme.acting_state()["all"].shape
 
 
 def test_no_batch_is_saved_by_default(make_bad, tmp_path, monkeypatch):
