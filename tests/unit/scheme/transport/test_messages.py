@@ -49,6 +49,7 @@ _MUTABLE = {
     "agent/multi/replay.py _Kept": "state of a storage",
     "agent/multi/turns.py _Column": "rows of one agent that are still being found",
     "play/dataset.py _Episode": "episode that is still being played",
+    "play/replay.py Update": "update that is still being made again",
     "runtime/base.py Future": "handle of a call, compared by identity",
     "runtime/processes/channel.py Message": "buffer from which the received value is built",
     "runtime/processes/wire.py MessageParts": "buffer in which a message is assembled",
