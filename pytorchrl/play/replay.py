@@ -299,12 +299,13 @@ class _Again:
 
     def _copy_checkpoint(self) -> None:
         """Copy the newest checkpoint before the update `before`, and the records up to it, if there is one."""
-        found = {version: path for version, path in _versions(self._run_dir).items() if version < self._before}
-        if not found:
+        newest_first = checkpoints.paths(self._run_dir / CHECKPOINTS)
+        path = next((path for path in newest_first if _version_of(path) < self._before), None)
+        if path is None:
             return
         directory = Path(self._copy.name) / CHECKPOINTS
         directory.mkdir()
-        shutil.copy(found[max(found)], directory)
+        shutil.copy(path, directory)
         if (self._run_dir / METRICS_FILE).exists():
             shutil.copy(self._run_dir / METRICS_FILE, self._copy.name)
 
@@ -416,8 +417,12 @@ def _is_asynchronous(settings: Mapping[str, object]) -> bool:
 
 def _versions(run_dir: Path) -> dict[int, Path]:
     """Return the checkpoints of a run by their number of updates."""
-    return {cast("int", _state_in(path)["version"]): path
-            for path in checkpoints.paths(run_dir / CHECKPOINTS)}
+    return {_version_of(path): path for path in checkpoints.paths(run_dir / CHECKPOINTS)}
+
+
+def _version_of(checkpoint: Path) -> int:
+    """Return the number of updates before a checkpoint."""
+    return cast("int", _state_in(checkpoint)["version"])
 
 
 def _state_in(checkpoint: Path) -> Mapping[str, object]:
