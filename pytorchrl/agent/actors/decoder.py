@@ -29,7 +29,6 @@ CACHE, LENGTH, TOKENS, VERSION = "cache", "length", "tokens", "version"
 """Names of the parts of the memory: keys and values; the number of tokens so far, and these tokens; and 1 + the version
 of the weights that computed the newest keys and values, or 0 before the first token."""
 
-
 _EMBEDDING_STD, _HEAD_GAIN = 0.02, 0.01
 
 
@@ -146,7 +145,6 @@ class Decoder(nn.Module):
             attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = block.rest(x, attended.transpose(1, 2).flatten(2))
         return torch.stack(parts, 1)
-
 
 
 def _check(place: Tensor, context: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.actors.decoder import VERSION, DecoderActor
+from pytorchrl.agent.actors.decoder import LENGTH, VERSION, DecoderActor
 from pytorchrl.agent.data import Obs, TensorActing
 
 ON_NEW_WEIGHTS = ("finish", "keep", "recompute")
@@ -69,7 +69,7 @@ class Generation:
             rhs = {name: part.clone() for name, part in rhs.items()}
             for name, part in self._actor.recomputed({name: part[is_old] for name, part in rhs.items()}).items():
                 rhs[name][is_old] = part
-            self.tokens_recomputed += int(rhs["length"][is_old].sum())
+            self.tokens_recomputed += int(rhs[LENGTH][is_old].sum())
         found = sorted(set(versions.tolist()))
         if found == [version]:
             step = act(self._actor, obs, rhs, done, mask)
