@@ -21,6 +21,7 @@ _REMEDIES = {
     "gradient_lag": "raise max_grad_lag, or give lag_policy='scale', which uses old gradients with a smaller weight",
     "early_stop": "raise target_kl, or lower lr",
     "nan": "lower lr, or check the rewards and observations",
+    "cancelled": "leave out cancels_unfinished, so that unfinished episodes become part of later rollouts",
     "worker_lost": "look in the log for the reason why workers were lost",
 }
 

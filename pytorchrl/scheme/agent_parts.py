@@ -187,6 +187,10 @@ def _inference_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """With central inference, refuse exploration that differs between workers or continues in each environment."""
     if not settings.collection.infers_centrally:
         return
+    if getattr(agent.storage_factory.options, "cancels_unfinished", None):
+        yield Problem("cancels_unfinished=True contradicts inference='central', where the environments cannot start "
+                      "again when a rollout is full", "leave cancels_unfinished out",
+                      ("cancels_unfinished", "inference"))
     for factory in (agent.algo_factory, *getattr(agent.algo_factory.options, "policies", {}).values()):
         if getattr(factory.options, "epsilon_per_worker", None):
             yield Problem("epsilon_per_worker=True contradicts inference='central', where one actor with one epsilon "

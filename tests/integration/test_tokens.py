@@ -11,6 +11,7 @@ from pytorchrl.agent.algorithms import GRPO
 from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.storages import GroupBuffer
 from pytorchrl.envs.tasks import Copy
+from pytorchrl.errors import ConfigError
 from tests.integration.test_ray_patterns import PATTERNS
 
 GROUPS, GROUP = 3, 4
@@ -23,12 +24,13 @@ def make(quick_processes):
     """Return a function that makes small schemes of a token task, which are stopped after the test."""
     schemes = []
 
-    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", **settings):
+    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", storage=None, **settings):
         envs = TokenEnv.create_factory(Copy, {"longest": 5}, GROUPS * GROUP, group_size=GROUP, waits=waits)
         scheme = Scheme(
             GRPO.create_factory(num_epochs=2, on_new_weights=on_new_weights, correction=correction),
             DecoderActor.create_factory(envs.observation_space, envs.action_space, context=12, width=8),
-            GroupBuffer.create_factory(GROUPS, group_size=GROUP), envs, seed=1, **settings)
+            GroupBuffer.create_factory(**{"size": GROUPS, "group_size": GROUP} | (storage or {})), envs, seed=1,
+            **settings)
         schemes.append(scheme)
         return scheme
 
@@ -61,6 +63,33 @@ def test_the_ledger_of_tokens_closes(make, pattern, runtime, mode):
     if ASYNC not in (pattern["col_communication"], pattern["grad_communication"]) and mode is WAIT:
         assert metrics["policy_lag"]["max"] == 0
         assert ledger["dropped"]["shutdown"] <= ledger["collected"] / 3
+
+
+@pytest.mark.parametrize("runtime", ["simulated", "threads", pytest.param("processes", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("pattern", [{}, {"num_col_workers": 2, "col_execution": "Parallel"},
+                                     {"num_col_workers": 2, "col_communication": ASYNC}],
+                         ids=["central", "synchronous", "asynchronous"])
+def test_cancelled_sequences_are_dropped_and_forgotten(make, pattern, runtime):
+    scheme = make(runtime=runtime, storage={"size": 1, "cancels_unfinished": True}, **FINISH, **pattern)
+    lags, kept = [], []
+    for _ in range(8):
+        scheme.step()
+        lags.append(scheme.metrics()["step_lag"]["generation"]["max"])
+        kept.append(len(scheme._worker.local_worker.algo._generation._kept))
+    scheme.checkpoint(30)
+    for _ in range(4):
+        scheme.step()
+    ledger = close(scheme)
+    assert ledger["dropped"]["cancelled"] > 0
+    assert max(kept) <= 1
+    if ASYNC not in pattern.values():
+        assert max(lags) == 0  # no sequence lives longer than the weights with which it started
+
+
+def test_sequences_are_not_cancelled_with_central_inference(make):
+    with pytest.raises(ConfigError, match="cancels_unfinished=True contradicts inference='central'"):
+        make(runtime="simulated", num_col_workers=2, col_communication=ASYNC, inference="central",
+             storage={"cancels_unfinished": True})
 
 
 @pytest.mark.parametrize("mode", [FINISH, KEEP, RECOMPUTE], ids=["finish", "keep", "recompute"])

@@ -166,6 +166,11 @@ class Storage(Part, Updatable, ABC):
         """Number of valid transitions that no rollout has contained yet."""
         return int(self.get_all_buffer_data(copy=False).num_valid()) if self.num_steps else 0
 
+    @property
+    def cancels_unfinished(self) -> bool:
+        """Whether the transitions that a full rollout leaves behind are discarded, and all environments reset."""
+        return False
+
     def stay_on_device(self) -> None:
         """Fill the rows with tensors of the actor's device: arguments and results of the methods above are tensors."""
         rows = TensorRows(

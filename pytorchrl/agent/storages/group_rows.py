@@ -5,6 +5,8 @@ E = environments, S = episodes in a rollout, T = steps of the longest of them.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -21,32 +23,45 @@ class GroupRows:
     """One growing episode for each environment, and the groups of episodes that are complete.
 
     Episodes are numbered in the order in which they start; those that start in the same step have the order of their
-    environments. `group_size` consecutive episodes are a group. The order in which groups become complete is the order
-    in which they leave; a group waits for its last member, while other groups go on.
+    environments. `group_size` consecutive episodes are a group. A group waits for its last member, while other groups
+    go on. Groups leave in the order in which they become complete, or in the order in which they started.
 
     A row waits as long as its steps are not valid and its observations are marked as first: such steps are not stored.
     """
 
-    def __init__(self, num_groups: int, group_size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:
-        """Prepare for rollouts of `num_groups` groups; see `RolloutRows` for the other arguments."""
+    def __init__(self, num_groups: int, group_size: int, num_envs: int, rhs: Obs, algorithm: object = None,
+                 in_order: bool = False) -> None:
+        """Prepare for rollouts of `num_groups` groups, which leave in the order of their starts if `in_order` is set.
+
+        See `RolloutRows` for the other arguments.
+        """
         self.size, self._group_size, self._num_envs, self._algorithm = num_groups, group_size, num_envs, algorithm
-        self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
+        self._in_order = in_order
+        self._rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
         self._every = np.arange(num_envs)
         self._columns: Arrays = {}
         self.num_steps = 0
-        self._ready: list[list[Arrays]] = []
+        self._ready: dict[int, list[Arrays]] = {}  # complete groups, in the order in which they became complete
+        self._num_taken = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many complete groups as a rollout contains."""
-        return len(self._ready) >= self.size
+        """Whether as many groups may leave as a rollout contains."""
+        return len(self._ready) >= self.size and len(self._leaving()) == self.size
+
+    def _leaving(self) -> list[int]:
+        """Return the numbers of the groups that the next rollout contains, at most `size` of them."""
+        if self._in_order:
+            next_ = range(self._num_taken, self._num_taken + self.size)
+            return list(itertools.takewhile(self._ready.__contains__, next_))
+        return list(itertools.islice(self._ready, self.size))
 
     @property
     def num_unfinished(self) -> int:
         """Number of valid steps that no rollout has contained yet."""
         if not self._columns:
             return 0
-        ended = [episode for group in self._ready for episode in group]
+        ended = [episode for group in self._ready.values() for episode in group]
         ended += [episode for group in self._open.values() for episode in group.values()]
         running = sum(int(self._columns["valid"][:end, row].sum()) for row, end in enumerate(self._place))
         return running + sum(int(episode["valid"].sum()) for episode in ended)
@@ -60,13 +75,13 @@ class GroupRows:
         if mask is not None:
             raise ConfigError("GroupBuffer does not store action masks, which these environments have; use GAEBuffer")
         self._obs = {name: leaf.copy() for name, leaf in obs.items()}
-        self._rhs: Arrays = {name: state.copy() for name, state in self._initial_rhs.items()}
+        # The memory stays, which says to the actor which versions of its weights the discarded episodes used.
         self._first = np.ones(self._num_envs, np.bool_)
         self._place = np.zeros(self._num_envs, np.int64)  # number of stored steps of the running episodes
         self._number = np.zeros(self._num_envs, np.int64)  # of the running episodes
-        self._num_started = self.num_steps = 0
+        self._num_started = self._num_taken = self.num_steps = 0
         self._open: dict[int, dict[int, Arrays]] = {}
-        self._ready = []
+        self._ready = {}
 
     def current(self) -> ActingRow:
         """Return the inputs for the next action."""
@@ -111,15 +126,16 @@ class GroupRows:
 
     def _finish(self, row: int) -> None:
         number, self._place[row], length = int(self._number[row]), 0, int(self._place[row])
-        group = self._open.setdefault(number // self._group_size, {})
-        group[number % self._group_size] = {name: column[:length, row].copy() for name, column in self._columns.items()}
+        group_number, member = divmod(number, self._group_size)
+        group = self._open.setdefault(group_number, {})
+        group[member] = {name: column[:length, row].copy() for name, column in self._columns.items()}
         if len(group) == self._group_size:
-            del self._open[number // self._group_size]
-            self._ready.append([group[member] for member in range(self._group_size)])
-            _check_start(self._ready[-1])
+            del self._open[group_number]
+            self._ready[group_number] = [group[member] for member in range(self._group_size)]
+            _check_start(self._ready[group_number])
 
     def take(self, copy: bool) -> RolloutData:
-        """Return the groups that are complete, at most `size` of them, as a rollout of S episodes, (T, S).
+        """Return the groups that may leave, at most `size` of them, as a rollout of S episodes, (T, S).
 
         Episodes that are shorter than T are padded with steps that are not valid. The rollout has no memory, because
         all episodes are whole. It is always a copy.
@@ -129,8 +145,9 @@ class GroupRows:
         """
         if not self._columns:
             raise CallOrderError("there is no rollout before the first transition; insert a transition first")
-        groups, self._ready, self.num_steps = self._ready[:self.size], self._ready[self.size:], 0
-        episodes = [episode for group in groups for episode in group]
+        episodes = [episode for number in self._leaving() for episode in self._ready.pop(number)]
+        self._num_taken += len(episodes) // self._group_size
+        self.num_steps = 0
         longest = max((len(episode["reward"]) for episode in episodes), default=0)
         rows = {}
         for name, column in self._columns.items():

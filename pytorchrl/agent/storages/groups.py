@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from pytorchrl.agent.factories import StorageFactory
 
 _SMALL = 1e-4
+ORDERS = ("completed", "started")
 
 
 class GroupBuffer(VanillaOnPolicyBuffer):
     """Storage of groups of episodes that begin with the same observations, such as answers to the same prompt.
 
     The advantage of all steps of an episode is its return minus the mean return of its group: Shao et al. 2024 (GRPO),
-    section 4.1.2. A rollout contains whole groups, and a group waits for its last member.
+    section 4.1.2. A rollout contains whole groups, and a group waits for its last member. Episodes that have not ended
+    when a rollout is full become part of later rollouts, unless `cancels_unfinished` is set.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,13 @@ class GroupBuffer(VanillaOnPolicyBuffer):
             None, low=1, help="Number of groups in a rollout; None means those of all environments of a collector.")
         group_size: int | None = option(
             None, low=2, help="Number of episodes of a group; None means the group_size of the environments.")
+        order: str = option(
+            "completed", choices=ORDERS,
+            help="Order in which groups leave: that in which they are completed, so that short episodes leave early, "
+                 "or that in which they started, so that rollouts have episodes of all lengths in their shares.")
+        cancels_unfinished: bool = option(
+            False, help="Whether all environments start again when a rollout is full, so that it is never older than "
+                        "its weights; steps of unfinished groups are then dropped, for the reason cancelled.")
         scale_advantages: bool = option(
             True, help="Divide advantages by the standard deviation of the returns of their group, as in GRPO. False "
                        "avoids that groups with nearly equal returns count more (Liu et al. 2025, Dr. GRPO).")
@@ -69,7 +78,8 @@ class GroupBuffer(VanillaOnPolicyBuffer):
         assert size is not None, "for_environments has set it"
         assert group_size is not None, "contradiction has refused it"
         self._groups = GroupRows(
-            size, group_size, self.num_envs, self.actor.initial_states(self.num_envs), self.algorithm)
+            size, group_size, self.num_envs, self.actor.initial_states(self.num_envs), self.algorithm,
+            in_order=self.options.order == "started")
         return cast("RolloutRows", self._groups)  # it has the same methods
 
     @property
@@ -86,6 +96,11 @@ class GroupBuffer(VanillaOnPolicyBuffer):
     @override
     def num_unfinished(self) -> int:
         return self._groups.num_unfinished
+
+    @property
+    @override
+    def cancels_unfinished(self) -> bool:
+        return self.options.cancels_unfinished
 
     @property
     @override

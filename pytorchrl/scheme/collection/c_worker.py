@@ -114,6 +114,10 @@ class RolloutBuilder:
         self.delivered_steps += num_steps
         return num_steps
 
+    def _cancel(self) -> int:
+        """Discard the steps that a rollout has left behind if the storage cancels them; return their number."""
+        return self.discard_unfinished() if self.storage.cancels_unfinished else 0
+
     def build(self, version: int, episodes: Sequence[Episode], watch: Stopwatch, *, preempted: bool,
               elapsed_s: Callable[[], float] | None, traffic: Mapping[str, Traffic], envs_restarted: int,
               tensor_envs: TensorVecEnv | None = None) -> Rollout:
@@ -169,7 +173,7 @@ class RolloutBuilder:
         if elapsed_s is not None:
             watch.add("store", max(0.0, elapsed_s() - sum(watch.seconds.values())))
         return Rollout(data, RolloutHeader(
-            num_env_steps=num_env_steps, collected_steps=self.collected_steps,
+            num_env_steps=num_env_steps, cancelled_steps=self._cancel(), collected_steps=self.collected_steps,
             weights_version=min(by_version, default=version), steps_by_version=by_version,
             worker=self._index_worker, sequence=self.sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings=watch.seconds, num_steps=num_steps, size=size,
@@ -378,6 +382,7 @@ class CWorker(Worker):
         version = self.version
         with torch.no_grad(), self.acting_stream():
             episodes, preempted = self._fill_storage(watch, num_steps)
+            self._reset_pending = self.storage.cancels_unfinished
             return self._builder.build(
                 version, episodes, watch, preempted=preempted, elapsed_s=lambda: self._now() - start,
                 traffic={WEIGHTS: self.take_weights_traffic()},

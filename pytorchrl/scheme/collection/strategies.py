@@ -67,8 +67,12 @@ class CollectionStrategy(ABC):
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Count the env steps of rollouts as collected, and return the rollouts that contain env steps."""
-        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
+        self._book_collected(rollouts)
         return [rollout for rollout in rollouts if rollout.header.num_env_steps]
+
+    def _book_collected(self, rollouts: list[Rollout]) -> None:
+        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts),
+                             sum(rollout.header.cancelled_steps for rollout in rollouts))
 
     def _deliver(self, rollouts: list[Rollout], deliver: Deliver) -> None:
         with self._watch.part("receive"):
@@ -265,7 +269,7 @@ class RemoteStrategy(CollectionStrategy, Generic[W, A]):
             self._is_draining = False
 
     def _deliver_late(self, rollouts: list[Rollout], deliver: Deliver) -> None:
-        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts))
+        self._book_collected(rollouts)
         deliver(rollouts)
 
     # Changes of the number of workers
@@ -368,8 +372,7 @@ class _RemoteCollection(RemoteStrategy[CWorker, Rollout]):
         outcomes = self._in_flight.finish(timeout_s)
         rollouts = [rollout for arrived in self._arrived.values() for rollout in arrived]
         self._arrived.clear()
-        for rollout in [*rollouts, *(outcome.value for outcome in outcomes if outcome.value is not None)]:
-            self._ledger.collect(rollout.header.num_env_steps)
+        self._book_collected([*rollouts, *(outcome.value for outcome in outcomes if outcome.value is not None)])
 
     @override
     def release(self, number: int) -> bool:

@@ -92,6 +92,8 @@ class RolloutHeader:
     """Seconds by part of the worker's work; see `timing.PARTS`."""
     num_steps: int = 0
     """Number of steps of the vector of environments."""
+    cancelled_steps: int = 0
+    """Number of env steps that the worker discarded at the end of the rollout; they are part of `collected_steps`."""
     preempted: bool = False
     """Whether the worker was stopped before the rollout was full."""
     envs_restarted: int = 0

@@ -59,6 +59,16 @@ def with_values():
         built.stop()
 
 
+def infer_centrally(inference="central", **storage):
+    """Make one update with two workers whose sequences may be cancelled."""
+    built = prl.Scheme(*tokens_parts(storage=storage), token_envs(), seed=1, num_col_workers=2, runtime="simulated",
+                       col_communication="async", inference=inference)
+    try:
+        built.step()
+    finally:
+        built.stop()
+
+
 def masked(storage):
     """Start the rows of a storage with action masks."""
     actor = prl.DecoderActor.create_factory(TWO, TWO, width=8)(device="cpu", seed=1)
@@ -84,6 +94,8 @@ def token_calls(folder):
          lambda: tokens(algorithm={"on_new_weights": "keep"})),
         (lambda: audited(folder), lambda: audited(folder, row)),
         (lambda: audited(folder, {**row, "log_probs": [-1.0]}), lambda: audited(folder, row)),
+        (lambda: infer_centrally(cancels_unfinished=True), infer_centrally,
+         lambda: infer_centrally("worker", cancels_unfinished=True)),
         (lambda: tokens(actor={"context": 6}), lambda: tokens(actor={"context": 9})),
         (lambda: prl.DecoderActor.create_factory(BOX, TWO),
          lambda: prl.DecoderActor.create_factory(token_envs().observation_space, token_envs().action_space)),

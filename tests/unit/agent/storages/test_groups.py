@@ -124,6 +124,20 @@ def test_a_group_waits_for_its_last_member_while_others_leave():
     assert order != sorted(order)
 
 
+def test_groups_leave_in_the_order_in_which_they_started():
+    collection, taken = Collection(order="started"), 0
+    overtaken = 0
+    for _ in range(12):
+        while not collection.storage.full:
+            collection.step()
+        in_order = sorted(collection.groups(), key=lambda group: collection.log.index(group[0]))
+        overtaken += len(in_order) > taken + 2
+        check(collection.storage.get_all_buffer_data(), in_order[taken:taken + 2])
+        assert collection.log.index(in_order[taken][0]) == taken * GROUP
+        taken += 2
+    assert overtaken > 0
+
+
 def test_a_preempted_rollout_contains_the_complete_groups_only():
     collection = Collection(size=50)
     for _ in range(40):
@@ -148,6 +162,20 @@ def test_a_reset_discards_all_sequences():
     for _ in range(30):
         collection.step()
     check(collection.storage.get_all_buffer_data(), collection.groups())
+
+
+def test_groups_are_numbered_anew_after_a_reset():
+    collection = Collection(order="started", size=1)
+    for _ in range(3):
+        while not collection.storage.full:
+            collection.step()
+        collection.storage.get_all_buffer_data()
+    collection.storage.start(*collection.envs.reset())
+    collection.log, collection.running = [], [None] * NUM_ENVS
+    for _ in range(60):
+        collection.step()
+    assert collection.storage.full
+    check(collection.storage.get_all_buffer_data(), [collection.log[:GROUP]])
 
 
 def rollouts_of(*seeds):
