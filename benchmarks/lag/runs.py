@@ -10,11 +10,11 @@ import time
 import zlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from base import TASKS, actor_factory, path_of
+from diagnostics import Diagnostics
 
 from pytorchrl import (
     APPO,
@@ -29,14 +29,17 @@ from pytorchrl import (
     VecEnv,
     VTraceBuffer,
 )
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS, Bounds, Corrected, Steps, correction
 
 GROUPS, GROUP, SCORED = 24, 8, 512
-CORRECTIONS = ("none", "ppo", "gspo", "cispo", "tis", "mis", "icepop", "ipo", "decoupled", "a3po", "m2po")
+PUBLISHED = ("none", "ppo", "gspo", "cispo", "tis", "mis", "icepop", "ipo", "decoupled", "a3po", "m2po")
 
 
 WAITING = {"num_col_workers": 1, "col_communication": ASYNC, "on_policy_lag": "wait", "runtime": "simulated",
            "costs": {"step": 1e-4, "grad": 1.0}}
 """Settings with which the learner is the bottleneck, so that the lag of all data is its bound."""
+TAIL_COSTS = {"step": 0.02, "grad": 0.1}
+"""Simulated seconds of a token of all sequences, and of a gradient."""
 
 
 @dataclass(frozen=True)
@@ -85,33 +88,90 @@ class TokenRun(Settings):
     epochs: int = 2
     mode: str = ""
 
+    is_exact: ClassVar[bool] = False
+    """Whether log-probabilities are compared with exact ones; see `Diagnostics`."""
+
     def scheme(self, folder: Path) -> Scheme:
         """Return the worker tree: one worker that generates, and a learner that uses its data `lag` batches later."""
+        return self._scheme(folder, bool(self.mode), {}, WAITING)
+
+    def _scheme(self, folder: Path, keeps_going: bool, storage: dict[str, Any], tree: dict[str, Any]) -> Scheme:
         task, kwargs = TASKS[self.task]
-        envs = TokenEnv.create_factory(task, kwargs, GROUPS * GROUP, group_size=GROUP, waits=not self.mode)
+        envs = TokenEnv.create_factory(task, kwargs, GROUPS * GROUP, group_size=GROUP, waits=not keeps_going)
         return Scheme(
             GRPO.create_factory(correction=self.correction, num_epochs=self.epochs, lr=self.lr,
                                 on_new_weights=self.mode or "finish"),
-            actor_factory(self.task, str(path_of(self.task, folder))), GroupBuffer.create_factory(), envs,
-            seed=self.seed, queue_size=max(1, self.lag), max_policy_lag=self.lag * self.epochs, **WAITING)
+            actor_factory(self.task, str(path_of(self.task, folder))), GroupBuffer.create_factory(**storage), envs,
+            seed=self.seed, queue_size=max(1, self.lag), max_policy_lag=self.lag * self.epochs, **tree)
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, and return the results: the score of the final weights, the curve, and diagnostics."""
         start, scheme = time.process_time(), self.scheme(folder)
         algorithm = scheme.start().local_worker.algo
-        diagnostics = Diagnostics(algorithm)
+        exact = GRPO.create_factory()(device="cpu", actor=actor_factory(self.task)(device="cpu", seed=0), seed=0)
+        diagnostics = Diagnostics(algorithm, exact if self.is_exact else None)
+        diagnostics.keep()
         while scheme.version < self.batches * self.epochs:
             scheme.step()
+            diagnostics.keep()
         metrics = scheme.metrics()
-        reward, right = score(algorithm, self.task, self.seed)
+        result = score(algorithm, self.task, self.seed)
         checksum = zlib.crc32(scheme.acting_state()["all"].numpy().tobytes())
         ledger, rows = scheme.stop(), diagnostics.rows
         return {
-            **asdict(self), "reward": round(reward, 4), "right": round(right, 4), "checksum": checksum,
+            **asdict(self), **result, "checksum": checksum,
             "lag_mean": {cause: round(lag["mean"], 3) for cause, lag in metrics["step_lag"].items()},
-            "tokens": ledger["collected"], "dropped": sum(ledger["dropped"].values()),
+            "lag_max": metrics["step_lag"]["first_use"]["max"],
+            "tokens": ledger["collected"], "trained": ledger["consumed_unique"],
+            "trained_per_s": round(metrics["unique_consumed_steps_per_s"], 1),
+            "dropped": {reason: steps for reason, steps in ledger["dropped"].items() if steps},
+            "prompts": dict(sorted(diagnostics.prompts.items())), "errors": diagnostics.errors(),
             "cpu_s": round(time.process_time() - start, 2),
             "updates": {name: [float(f"{row[name]:.3g}") for row in rows[::self.epochs]] for name in rows[0]}}
+
+
+@correction("recomputed", "as trainers that lose mu compute it", needs_proximal=True, clip_param=0.2)
+def recomputed(steps: Steps, bounds: Bounds) -> Corrected:
+    """Clip pi / p around the proximal policy as PPO does, and take it for the behavior policy: no weight p / mu."""
+    assert steps.proximal is not None
+    return CORRECTIONS["ppo"].function(
+        Steps.of(steps.logp, steps.proximal, steps.advantage, steps.valid), bounds)
+
+
+@dataclass(frozen=True)
+class ProximalRun(TokenRun):
+    """Settings of a run with four passes over each train batch, whose weights are compared with exact ones."""
+
+    epochs: int = 4
+    is_exact = True
+
+
+@dataclass(frozen=True)
+class GenerationRun(TokenRun):
+    """Settings of a run in which weights change within sequences."""
+
+    task: str = "copy"
+    is_exact = True
+
+
+@dataclass(frozen=True)
+class TailRun(TokenRun):
+    """Settings of a run with lengths of a heavy tail, in which generation and learning take about equally long.
+
+    Attributes:
+        policy: What happens to sequences that take long: "wait" (all sequences of a rollout wait for the longest),
+            "keep" (they go on, and leave when their group is complete), "oldest" (they go on, and groups leave in the
+            order in which they started), "drop" (they go on, and groups that are too old are dropped), or "cancel".
+    """
+
+    task: str = "copy"
+    policy: str = "wait"
+
+    def scheme(self, folder: Path) -> Scheme:
+        """Return the worker tree; see `TokenRun.scheme`."""
+        storage = {"oldest": {"order": "started"}, "cancel": {"cancels_unfinished": True}}.get(self.policy, {})
+        tree = {**WAITING, "costs": TAIL_COSTS, "on_policy_lag": "drop" if self.policy == "drop" else "wait"}
+        return self._scheme(folder, self.policy != "wait", storage, tree)
 
 
 @dataclass(frozen=True)
@@ -149,38 +209,25 @@ class ControlRun(Settings):
                 "cpu_s": round(time.process_time() - start, 2)}
 
 
-class Diagnostics:
-    """Numbers of each update that might warn of a collapse."""
+def score(algorithm: GRPO, task: str, seed: int) -> dict[str, Any]:
+    """Return the mean reward and the share of right answers of `SCORED` sampled answers, also by length of the prompt.
 
-    def __init__(self, algorithm: GRPO) -> None:
-        self.rows: list[dict[str, float]] = []
-        self._algorithm, self._compute = algorithm, algorithm.compute_gradients
-        self._last: torch.Tensor | None = None
-        algorithm.compute_gradients = self._recording  # type: ignore[method-assign]
-
-    def _recording(self, batch: Any) -> Any:
-        gradients, info = self._compute(batch)
-        gradient, = gradients
-        cosine = 0.0 if self._last is None else float(torch.cosine_similarity(gradient, self._last, 0))
-        self._last = gradient.clone()
-        self.rows.append({
-            "return": float(batch.ret[0].mean()), "kl": info["kl"], "entropy": info["entropy"],
-            "clipped": info["clip_fraction"], "cosine": cosine, "ess": info["effective_sample_size"]})
-        return gradients, info
-
-
-def score(algorithm: GRPO, task: str, seed: int) -> tuple[float, float]:
-    """Return the mean reward, and the share of right answers, of `SCORED` sampled answers."""
+    The entry `by_length` has a pair for each length: the number of prompts, and that of right answers.
+    """
     kind, kwargs = TASKS[task]
     envs = TokenEnv.create_factory(kind, kwargs, SCORED)(mode="test", seed=seed)
     obs, _ = envs.reset()
     rhs = {name: part.numpy() for name, part in algorithm.actor.initial_states(SCORED).items()}
-    first, found = np.ones(SCORED, bool), dict[int, float]()
+    first, found, lengths = np.ones(SCORED, bool), dict[int, float](), np.ones(SCORED, int)
     while len(found) < SCORED:
         acting = algorithm.acting_step(obs, rhs, first)
         step = envs.step(acting.clipped_action)
         for episode in step.episodes:
             found.setdefault(episode.env_index, episode.env_return)
+        lengths += ~step.valid & [row not in found for row in range(SCORED)]
         obs, rhs, first = step.obs, acting.rhs, step.first
-    returns = np.array(list(found.values()))
-    return float(returns.mean()), float((returns > 1.0).mean())
+    returns = np.array([found[row] for row in range(SCORED)])
+    by_length = {int(length): [int((lengths == length).sum()), int((returns[lengths == length] > 1.0).sum())]
+                 for length in np.unique(lengths)}
+    return {"reward": round(float(returns.mean()), 4), "right": round(float((returns > 1.0).mean()), 4),
+            "by_length": by_length}

@@ -3,6 +3,7 @@
     python benchmarks/lag/study.py scores [--hours 1.0]      Q1: score against lag, for each correction
     python benchmarks/lag/study.py collapse                  Q2: learning rate times lag
     python benchmarks/lag/study.py proximal                  Q4: exact and approximated proximal policies
+    python benchmarks/lag/study.py tails                     Q5: answers that take long
     python benchmarks/lag/study.py generation                Q6: weights that change within a sequence
     python benchmarks/lag/study.py scores --repeat 10        repeat runs drawn by lot, and compare their checksums
     python benchmarks/lag/study.py --list                    print the number of runs of each question
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from base import save_base
 from results import origin
-from runs import CORRECTIONS, ControlRun, Settings, TokenRun
+from runs import PUBLISHED, ControlRun, GenerationRun, ProximalRun, Settings, TailRun, TokenRun
 
 OUT = Path(__file__).parents[2] / "docs" / "benchmarks" / "lag"
 LAGS = (0, 1, 2, 4, 8, 16)
@@ -40,7 +41,7 @@ def scores() -> Iterator[Settings]:
     """Q1: all corrections, lags and seeds, the first seeds of all first."""
     for seed in range(1, 21):
         for lag in LAGS:
-            yield from (TokenRun(correction, lag, seed) for correction in CORRECTIONS)
+            yield from (TokenRun(correction, lag, seed) for correction in PUBLISHED)
     for seed in range(1, 11):
         for lag in (0, 2, 8, 16):
             yield from (ControlRun(correction, lag, seed) for correction in ("none", "ppo", "decoupled", "vtrace"))
@@ -54,20 +55,27 @@ def collapse() -> Iterator[Settings]:
 
 
 def proximal() -> Iterator[Settings]:
-    """Q4: the exact proximal policy, its approximation, and the behavior policy in its place."""
+    """Q4: the exact proximal policy, its approximation, the proximal policy for mu, and mu for the proximal policy."""
     for seed in range(1, 11):
-        yield from (TokenRun(correction, lag, seed, epochs=4) for lag in (0, 4, 16)
-                    for correction in ("decoupled", "a3po", "ppo"))
+        yield from (ProximalRun(correction, lag, seed) for lag in (0, 4, 16)
+                    for correction in ("decoupled", "a3po", "recomputed", "ppo"))
+
+
+def tails() -> Iterator[Settings]:
+    """Q5: what happens to answers that take long, while others have ended."""
+    for seed in range(1, 11):
+        yield from (TailRun("decoupled", lag, seed, policy=policy) for lag in (1, 4)
+                    for policy in ("wait", "keep", "oldest", "drop", "cancel"))
 
 
 def generation() -> Iterator[Settings]:
     """Q6: what happens to sequences that grow while weights change."""
     for seed in range(1, 11):
-        yield from (TokenRun("decoupled", lag, seed, task="copy", mode=mode) for lag in (1, 4)
+        yield from (GenerationRun("decoupled", lag, seed, mode=mode) for lag in (1, 4)
                     for mode in ("finish", "keep", "recompute"))
 
 
-QUESTIONS = {"scores": scores, "collapse": collapse, "proximal": proximal, "generation": generation}
+QUESTIONS = {"scores": scores, "collapse": collapse, "proximal": proximal, "tails": tails, "generation": generation}
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
