@@ -32,7 +32,8 @@ from pytorchrl import (
 from pytorchrl.agent.algorithms.corrections import CORRECTIONS, Bounds, Corrected, Steps, correction
 
 GROUPS, GROUP, SCORED = 24, 8, 512
-PUBLISHED = ("none", "ppo", "gspo", "cispo", "tis", "mis", "icepop", "ipo", "decoupled", "a3po", "m2po")
+PUBLISHED = ("none", "ppo", "gspo", "cispo", "tis", "mis", "icepop", "ipo", "decoupled", "a3po", "m2po",
+             "tis_sequence", "mis_sequence")
 
 
 WAITING = {"num_col_workers": 1, "col_communication": ASYNC, "on_policy_lag": "wait", "runtime": "simulated",
@@ -88,6 +89,8 @@ class TokenRun(Settings):
     epochs: int = 2
     mode: str = ""
 
+    every: ClassVar[int] = 5
+    """Distance, in train batches, of the updates whose diagnostics are written."""
     is_exact: ClassVar[bool] = False
     """Whether log-probabilities are compared with exact ones; see `Diagnostics`."""
 
@@ -127,7 +130,15 @@ class TokenRun(Settings):
             "dropped": {reason: steps for reason, steps in ledger["dropped"].items() if steps},
             "prompts": dict(sorted(diagnostics.prompts.items())), "errors": diagnostics.errors(),
             "cpu_s": round(time.process_time() - start, 2),
-            "updates": {name: [float(f"{row[name]:.3g}") for row in rows[::self.epochs]] for name in rows[0]}}
+            "updates": {name: [float(f"{row[name]:.3g}") for row in rows[::self.epochs * self.every]]
+                        for name in rows[0]}}
+
+
+@dataclass(frozen=True)
+class CollapseRun(TokenRun):
+    """Settings of a run whose learning rate may be too high for its lag."""
+
+    every = 2
 
 
 @correction("recomputed", "as trainers that lose mu compute it", needs_proximal=True, clip_param=0.2)

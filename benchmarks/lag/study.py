@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from base import save_base
 from results import origin
-from runs import PUBLISHED, ControlRun, GenerationRun, ProximalRun, Settings, TailRun, TokenRun
+from runs import PUBLISHED, CollapseRun, ControlRun, GenerationRun, ProximalRun, Settings, TailRun, TokenRun
 
 OUT = Path(__file__).parents[2] / "docs" / "benchmarks" / "lag"
 LAGS = (0, 1, 2, 4, 8, 16)
@@ -51,7 +51,7 @@ def collapse() -> Iterator[Settings]:
     """Q2: the score in a grid of learning rates and lags."""
     for seed in range(1, 6):
         for correction in ("ppo", "decoupled", "tis"):
-            yield from (TokenRun(correction, lag, seed, lr=lr) for lag in LAGS for lr in RATES)
+            yield from (CollapseRun(correction, lag, seed, lr=lr) for lag in LAGS for lr in RATES)
 
 
 def proximal() -> Iterator[Settings]:

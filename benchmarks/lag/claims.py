@@ -1,0 +1,155 @@
+"""Published claims and practices for data of older policies, and what the lag study finds on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tables import LONG as LONG_PROMPT
+from tables import Runs, grid_of, grouped, right_of, slope_of, table, values, warnings_of
+
+from pytorchrl.analysis import compare, mean
+
+Found = tuple[float, float, float]
+"""A number, and its 95 % interval."""
+Results = Mapping[str, Runs]
+"""The lines of each question."""
+EQUAL = 0.05
+"""Scores that differ by less are called equal."""
+HIGH = 16
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim.
+
+    Attributes:
+        text: The claim.
+        source: Authors and year, with a link.
+        measure: What is measured here.
+        find: Function from the results to the number and its interval.
+        value: The number of the claim; None: a number above 0.
+        tolerance: Distance from `value` that still agrees with the claim.
+    """
+
+    text: str
+    source: str
+    measure: str
+    find: Callable[[Results], Found]
+    value: float | None = None
+    tolerance: float = EQUAL
+
+    def verdict(self, found: Found) -> str:
+        """Return whether the claim holds here, as far as the interval tells."""
+        number, low, high = found
+        if not np.isfinite([number, low, high]).all():
+            return "not decided"
+        low_end, high_end = (0.0, np.inf) if self.value is None else (
+            self.value - self.tolerance, self.value + self.tolerance)
+        if low >= low_end and high <= high_end:
+            return "holds"
+        return "does not hold" if high <= low_end or low >= high_end else "not decided"
+
+
+def _scores(question: str, **settings: object) -> Callable[[Results], list[float]]:
+    def of(results: Results) -> list[float]:
+        names = tuple(settings)
+        lines = [line for line in results[question] if line["task"]]
+        return values(grouped(lines, *names)[tuple(settings[name] for name in names)])
+    return of
+
+
+def _difference(first: Callable[[Results], list[float]], second: Callable[[Results], list[float]],
+                ) -> Callable[[Results], Found]:
+    def find(results: Results) -> Found:
+        found = compare(first(results), second(results), statistic=mean, paired=True).difference
+        return float(found.value), float(found.low), float(found.high)
+    return find
+
+
+def _between(first: str, second: str, lag: int = HIGH, second_lag: int | None = None) -> Callable[[Results], Found]:
+    return _difference(_scores("scores", correction=first, lag=lag),
+                       _scores("scores", correction=second, lag=lag if second_lag is None else second_lag))
+
+
+def _slope(correction: str) -> Callable[[Results], Found]:
+    return lambda results: slope_of(*grid_of(results["collapse"], correction))
+
+
+def _lead(first: str, others: tuple[str, ...]) -> Callable[[Results], Found]:
+    """Return the lead of a warning before the best of some others, in train batches."""
+    def find(results: Results) -> Found:
+        leads = {name: lead for name, (_, lead) in warnings_of(results["collapse"]).items()}
+        best = max(others, key=lambda name: float(np.mean(leads[name])))
+        found = compare(leads[first], leads[best], statistic=mean, paired=True).difference
+        return float(found.value), float(found.low), float(found.high)
+    return find
+
+
+def _long(policy: str) -> Callable[[Results], list[float]]:
+    return lambda results: [right_of(run, LONG_PROMPT)
+                            for run in grouped(results["tails"], "policy", "lag")[policy, 4]]
+
+
+CLAIMS = (
+    Claim("Old data make PPO's clip worse", "[Zheng et al. 2025](https://arxiv.org/abs/2510.01161)",
+          f"ppo: lag 0 minus lag {HIGH}", _between("ppo", "ppo", 0, HIGH)),
+    Claim("A second-moment bound makes old data as good as new ones",
+          "[Zheng et al. 2025](https://arxiv.org/abs/2510.01161)",
+          f"m2po at lag {HIGH} minus ppo at lag 0", _between("m2po", "ppo", HIGH, 0), 0.0),
+    Claim("A decoupled objective is better than PPO's on old data",
+          "[Fu et al. 2025](https://arxiv.org/abs/2505.24298)", f"decoupled minus ppo, lag {HIGH}",
+          _between("decoupled", "ppo")),
+    Claim("An interpolated proximal policy is as good as the exact one",
+          "[Li et al. 2025](https://arxiv.org/abs/2512.06547)", f"a3po minus decoupled, lag {HIGH}",
+          _between("a3po", "decoupled"), 0.0),
+    Claim("A mask of probabilities is better than one of ratios",
+          "[Prime Intellect 2026](https://docs.primeintellect.ai/prime-rl/ipo)", f"ipo minus icepop, lag {HIGH}",
+          _between("ipo", "icepop")),
+    Claim("Masked weights are more stable than truncated ones",
+          "[Ling Team 2025](https://arxiv.org/abs/2510.18855)", f"mis minus tis, lag {HIGH}", _between("mis", "tis")),
+    Claim("Masks of whole sequences are the most stable ones", "[Liu et al. 2025](https://richardli.xyz/rl-collapse)",
+          f"mis_sequence minus mis, lag {HIGH}", _between("mis_sequence", "mis")),
+    Claim("Truncated weights of tokens are better than no correction",
+          "[Fang and Khazi 2025](https://www.llmdata.com/blog/mismatch-praxis)", f"tis minus none, lag {HIGH}",
+          _between("tis", "none")),
+    Claim("A clip of the sequence's ratio is better than one of each token's",
+          "[Zheng et al. 2025](https://arxiv.org/abs/2507.18071)", f"gspo minus ppo, lag {HIGH}",
+          _between("gspo", "ppo")),
+    Claim("Clipped weights are better than clipped steps", "[MiniMax 2025](https://arxiv.org/abs/2506.13585)",
+          f"cispo minus ppo, lag {HIGH}", _between("cispo", "ppo")),
+    Claim("The largest learning rate falls as 1 / lag", "[2607.01083](https://arxiv.org/abs/2607.01083)",
+          "slope of the boundary, ppo", _slope("ppo"), -1.0, 0.25),
+    Claim("The effective sample size warns first", "[2602.17616](https://arxiv.org/abs/2602.17616)",
+          "lead over the best other diagnostic, in train batches",
+          _lead("ess", ("kl", "clipped", "entropy", "cosine"))),
+    Claim("Aligned consecutive gradients warn first", "[2603.01501](https://arxiv.org/abs/2603.01501)",
+          "lead over the best other diagnostic, in train batches",
+          _lead("cosine", ("ess", "kl", "clipped", "entropy"))),
+    Claim("Without the log-probabilities of the behavior policy, a decoupled objective is worse",
+          "[2605.12070](https://arxiv.org/abs/2605.12070)", f"decoupled minus recomputed, lag {HIGH}, 4 passes",
+          _difference(_scores("proximal", correction="decoupled", lag=HIGH),
+                      _scores("proximal", correction="recomputed", lag=HIGH))),
+    Claim("Keys and values of old weights do no harm",
+          "[SkyRL](https://github.com/NovaSky-AI/SkyRL/pull/1798)", "keep minus recompute, lag 4",
+          _difference(_scores("generation", mode="keep", lag=4), _scores("generation", mode="recompute", lag=4)), 0.0),
+    Claim("Nothing need be discarded: old first is as good as dropping",
+          "[tinker-cookbook](https://github.com/thinking-machines-lab/tinker-cookbook/pull/822)",
+          "oldest minus drop, lag 4, right answers",
+          _difference(_scores("tails", policy="oldest", lag=4), _scores("tails", policy="drop", lag=4)), 0.0),
+    Claim("Sequences that take long can be cancelled", "[TRL](https://github.com/huggingface/trl/pull/7176)",
+          f"cancel minus keep, lag 4, prompts from {LONG_PROMPT} digits", _difference(_long("cancel"), _long("keep")),
+          0.0),
+)
+
+
+def claims_table(results: Results) -> str:
+    """Return the claims with the numbers found here, and verdicts."""
+    rows = []
+    for claim in CLAIMS:
+        found = claim.find(results)
+        number, low, high = found
+        shown = "not known" if np.isnan(number) else f"{number:.2f} [{low:.2f}, {high:.2f}]"
+        rows.append([claim.text, claim.source, claim.measure, shown, claim.verdict(found)])
+    return table(["claim or practice", "source", "measured here", "found", "verdict"], rows)
