@@ -35,14 +35,22 @@ class Generation:
 
     def __init__(self, actor: DecoderActor, on_new_weights: str) -> None:
         self._actor, self._mode = actor, on_new_weights
-        self._kept: dict[int, DecoderActor] = {}
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._actors: dict[int, DecoderActor] = {}  # with kept weights that were needed
         self._running: Counter[int] = Counter()  # number of running sequences by the version with which they started
         self.tokens_recomputed = 0
 
     def keep(self, version: int) -> None:
         """Keep a copy of the current weights, whose version is given, if sequences still need them."""
         if self._mode == "finish" and self._running[version]:
-            self._kept[version] = copy.deepcopy(self._actor)
+            self._kept[version] = {name: part.clone() for name, part in self._actor.state_dict().items()}
+
+    def _actor_of(self, version: int) -> DecoderActor:
+        """Return an actor with kept weights; most are never needed, so it is built at its first use."""
+        if version not in self._actors:
+            self._actors[version] = copy.deepcopy(self._actor)
+            self._actors[version].load_state_dict(self._kept[version])
+        return self._actors[version]
 
     def choose(
         self, act: Act, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None, version: int,
@@ -75,7 +83,7 @@ class Generation:
             step = act(self._actor, obs, rhs, done, mask)
         else:
             step = _joined(
-                [(rows, act(self._actor if own == version else self._kept[own], _rows(obs, rows), _rows(rhs, rows),
+                [(rows, act(self._actor if own == version else self._actor_of(own), _rows(obs, rows), _rows(rhs, rows),
                             done[rows], None if mask is None else mask[rows]))
                  for own in found for rows in [(versions == own).nonzero().squeeze(1)]], len(done))
         return step._replace(rhs={**step.rhs, VERSION: (versions + 1.0).unsqueeze(1)}), versions.int()
@@ -86,6 +94,7 @@ class Generation:
         for number in [number for number, count in self._running.items() if count <= 0 and number != version]:
             del self._running[number]
             self._kept.pop(number, None)
+            self._actors.pop(number, None)
 
 
 def _rows(values: Obs, rows: Tensor) -> Obs:
