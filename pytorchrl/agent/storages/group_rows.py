@@ -107,8 +107,8 @@ class GroupRows:
         for name, value in self._values(acting, step).items():
             self._columns[name][place, rows] = value[rows]
         self._place[rows] += 1
-        for row in np.flatnonzero(step.terminated | step.truncated).tolist():
-            self._finish(row)
+        if len(ended := np.flatnonzero(step.terminated | step.truncated)):
+            self._finish(ended)
         self._obs, self._first = {name: leaf.copy() for name, leaf in step.obs.items()}, step.first
         show_reward(acting.rhs, step.reward)
         self._rhs = acting.rhs
@@ -124,15 +124,18 @@ class GroupRows:
         self._columns = {name: np.zeros((_FIRST_LENGTH, *value.shape), value.dtype)
                          for name, value in self._values(acting, step).items()}
 
-    def _finish(self, row: int) -> None:
-        number, self._place[row], length = int(self._number[row]), 0, int(self._place[row])
-        group_number, member = divmod(number, self._group_size)
-        group = self._open.setdefault(group_number, {})
-        group[member] = {name: column[:length, row].copy() for name, column in self._columns.items()}
-        if len(group) == self._group_size:
-            del self._open[group_number]
-            self._ready[group_number] = [group[member] for member in range(self._group_size)]
-            _check_start(self._ready[group_number])
+    def _finish(self, rows: np.ndarray) -> None:
+        numbers, lengths = self._number[rows].tolist(), self._place[rows].tolist()
+        self._place[rows] = 0
+        copies = {name: column[:max(lengths), rows] for name, column in self._columns.items()}
+        for index, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+            group_number, member = divmod(number, self._group_size)
+            group = self._open.setdefault(group_number, {})
+            group[member] = {name: copy[:length, index] for name, copy in copies.items()}
+            if len(group) == self._group_size:
+                del self._open[group_number]
+                self._ready[group_number] = [group[member] for member in range(self._group_size)]
+                _check_start(self._ready[group_number])
 
     def take(self, copy: bool) -> RolloutData:
         """Return the groups that may leave, at most `size` of them, as a rollout of S episodes, (T, S).
