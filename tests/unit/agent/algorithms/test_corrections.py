@@ -22,14 +22,14 @@ ROWS = [
 
 
 def steps_of(rows=ROWS, dtype=torch.float64):
-    """Return the rows as padded tensors (4, 3); padding contains NaN, which must not matter."""
+    """Return the rows as padded tensors (4, 3); ratios of padding would be infinite, which must not matter."""
     length = max(map(len, rows))
     padding = (math.nan, math.nan, math.nan, 0.0, 0)
     padded = [[*row, *[padding] * (length - len(row))] for row in rows]
     fields = [torch.tensor([[row[t][k] for row in padded] for t in range(length)], dtype=dtype) for k in range(5)]
     valid = torch.tensor([[t < len(row) for row in rows] for t in range(length)])
     logp = torch.where(valid, fields[0], -1.0).requires_grad_()
-    behavior, proximal = (torch.where(valid, field, -1.0) for field in fields[1:3])
+    behavior, proximal = (torch.where(valid, field, -1000.0) for field in fields[1:3])
     return Steps.of(logp, behavior, fields[3], valid, proximal=proximal, lag=fields[4].long())
 
 
