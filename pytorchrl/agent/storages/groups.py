@@ -122,7 +122,8 @@ class GroupBuffer(VanillaOnPolicyBuffer):
         reward, valid = rollout.reward.numpy(), rollout.valid.numpy()
         ages = valid.cumsum(0) - 1  # number of earlier valid steps
         discounted = np.where(valid, reward * self.algorithm.gamma ** ages, 0.0)
-        returns = discounted.sum(0, dtype=np.float32).reshape(-1, self.options.group_size)
+        # In float64, the mean of equal returns is equal to them, and rounding is not scaled up to an advantage.
+        returns = discounted.sum(0, dtype=np.float64).reshape(-1, self.options.group_size)
         advantage = returns - returns.mean(1, keepdims=True)
         if self.options.scale_advantages:
             advantage /= returns.std(1, ddof=1, keepdims=True) + _SMALL
@@ -151,4 +152,4 @@ def for_environments(storage: StorageFactory, envs: EnvFactory) -> StorageFactor
 
 def _repeated(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return a value of each episode, (groups, group_size), at each of its steps, (T, S)."""
-    return np.broadcast_to(values.reshape(-1), shape).copy()
+    return np.broadcast_to(values.reshape(-1).astype(np.float32), shape).copy()

@@ -76,9 +76,11 @@ def test_every_option_changes_training(name):
     assert not torch.equal(plain, changed)
 
 
-@pytest.mark.parametrize("options", [{"size": 2}, {"scale_advantages": False}])
+@pytest.mark.parametrize("options", [
+    {"size": 2}, {"scale_advantages": False}, {"order": "started"}, {"cancels_unfinished": True}], ids=str)
 def test_every_option_of_the_storage_changes_training(options):
-    assert not torch.equal(params_after(), params_after(storage=options))
+    base = {"waits": False, "task": ShortCopy}
+    assert not torch.equal(params_after(**base), params_after(**base, storage=options))
 
 
 def test_the_divergence_is_that_from_the_policy_before_training():

@@ -206,10 +206,15 @@ def test_advantages_are_relative_to_the_group(scale):
         assert returns[:, column] == pytest.approx(totals[column])
 
 
-def test_a_group_with_equal_returns_has_no_advantage():
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.35, 1e6 / 3])
+def test_a_group_with_equal_returns_has_no_advantage(reward, scale):
     rollout, = rollouts_of(4)
     rollout.reward.zero_()
-    assert not storage_of(Collection().envs_factory).estimate(rollout)[0].any()
+    rollout.reward[rollout.terminated | rollout.truncated] = reward
+    advantage, returns = storage_of(Collection().envs_factory, scale_advantages=scale).estimate(rollout)
+    assert not advantage.any()
+    assert returns == pytest.approx(reward)
 
 
 def test_batches_contain_each_sequence_once_per_epoch():
