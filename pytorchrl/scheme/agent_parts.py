@@ -248,18 +248,27 @@ def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
 
 
 def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
-    """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch."""
+    """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
+
+    Minibatches of a `GroupBuffer` consist of whole episodes.
+    """
     storage, collection = agent.storage_factory, settings.collection
-    size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
+    size = getattr(storage.options, "size", None)
     if provided_kind(storage).is_kept or size is None:
         return
     workers = min(collection.numbers()) if isinstance(collection, SynchronousCollection) else 1
-    batch, wanted = size * num_envs * workers, collection.train_batch_size or 0
+    factors = {"collection workers": workers}
+    if provided_kind(storage) is DataKind.GROUPS:
+        factors |= {"groups": size, "episodes": getattr(storage.options, "group_size", None) or 1}
+    else:
+        factors |= {"environments": agent.train_envs_factory.num_envs, "steps": size}
+    batch, wanted = math.prod(factors.values()), collection.train_batch_size or 0
     options = agent.algo_factory.options
     name = "num_mini_batch" if getattr(options, "mini_batch_size", None) is None else "mini_batch_size"
     if (parts := getattr(options, name, 1)) > max(batch, wanted):
-        yield Problem(f"{name} must not exceed the batch: batch {batch} = {workers} collection workers x {num_envs} "
-                      f"environments x {size} steps, {name} {parts}", f"lower {name}, or raise one of the factors",
+        product = " x ".join(f"{number} {factor}" for factor, number in factors.items())
+        yield Problem(f"{name} must not exceed the batch: batch {batch} = {product}, {name} {parts}",
+                      f"lower {name}, or raise one of the factors",
                       (name, "size", "vec_env_size", "num_col_workers", "train_batch_size"))
     slots = collection.replay_slots if isinstance(collection, AsynchronousCollection) else 0
     if slots and slots * batch <= (wanted or batch):

@@ -24,10 +24,11 @@ def make(quick_processes):
     """Return a function that makes small schemes of a token task, which are stopped after the test."""
     schemes = []
 
-    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", storage=None, **settings):
+    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", storage=None, algorithm=None, **settings):
         envs = TokenEnv.create_factory(Copy, {"longest": 5}, GROUPS * GROUP, group_size=GROUP, waits=waits)
         scheme = Scheme(
-            GRPO.create_factory(num_epochs=2, on_new_weights=on_new_weights, correction=correction),
+            GRPO.create_factory(**{"num_epochs": 2, "on_new_weights": on_new_weights, "correction": correction,
+                                   **(algorithm or {})}),
             DecoderActor.create_factory(envs.observation_space, envs.action_space, context=12, width=8),
             GroupBuffer.create_factory(**{"size": GROUPS, "group_size": GROUP} | (storage or {})), envs, seed=1,
             **settings)
@@ -101,6 +102,31 @@ def test_the_ledger_closes_with_central_inference(make, mode):
     for _ in range(4):
         scheme.step()
     close(scheme)
+
+
+def test_microbatches_of_answers_of_different_lengths_add_up(make):
+    found = []
+    for microbatch_size in (None, 10, 23):
+        scheme = make(microbatch_size=microbatch_size, runtime="simulated", algorithm={"lr": 0.0, "num_epochs": 1})
+        algorithm, gradients = scheme.start().local_worker.algo, []
+        apply = algorithm.apply_gradients
+        algorithm.apply_gradients = lambda own, apply=apply, seen=gradients: (
+            seen.append(own[0].clone()), apply(own))[1]
+        for _ in range(10):
+            scheme.step()
+        found.append(torch.stack(gradients))
+    assert (found[0].norm(dim=1) > 0.1).any()  # in some rollouts, all answers are equally wrong
+    for other in found[1:]:
+        assert not torch.equal(other, found[0])
+        assert torch.allclose(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+def test_there_are_at_most_as_many_minibatches_as_answers(make):
+    with pytest.raises(ConfigError, match="batch 24 = 2 collection workers x 3 groups x 4 episodes, num_mini_batch 25"):
+        make(algorithm={"num_mini_batch": 25}, num_col_workers=2)
+    scheme = make(algorithm={"num_mini_batch": 24}, num_col_workers=2, runtime="simulated")
+    parameters(scheme, 24)
+    assert scheme.metrics()["policy_lag"]["max"] == 0
 
 
 def parameters(scheme, version=8):
