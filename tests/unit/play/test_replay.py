@@ -22,13 +22,21 @@ KEPT = {"checkpoint_every": 150, "keep_checkpoints": 9}
 
 
 class Flipped(PPO):
-    """PPO whose gradient of update 17 has one wrong bit."""
+    """PPO whose gradient of one update, by default 17, has one wrong bit."""
+
+    wrong = 17
 
     def compute_gradients(self, batch):
         gradients, info = super().compute_gradients(batch)
-        if self.version == 16:
+        if self.version == self.wrong - 1:
             gradients[0].view(torch.int32)[5] ^= 1 << 20
         return gradients, info
+
+
+class FlippedLate(Flipped):
+    """The same after thousands of updates."""
+
+    wrong = 7214
 
 
 class NotFinite(PPO):
@@ -191,6 +199,20 @@ def test_a_wrong_bit_is_found(tmp_path):
     assert found.values[0] != found.values[1]
     assert found.remade == 17 - max(found.equal)  # nothing but the stretch from the last equal checkpoint
     assert found.until == min(version for version in saved(good) if version >= 17)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_a_wrong_bit_in_one_of_ten_thousand_updates_is_found(tmp_path):
+    # A rollout has 16 steps and makes 4 updates, so there is a checkpoint every 500 updates.
+    settings = {"num_steps": 8, "num_epochs": 2, "num_mini_batch": 2, "target_steps": 40_000,
+                "checkpoint_every": 2000, "keep_checkpoints": 20}
+    good, wrong = train(PPO, tmp_path / "good", **settings), train(FlippedLate, tmp_path / "wrong", **settings)
+    assert sorted(saved(good)) == list(range(500, 10_001, 500))
+    found = first_difference(good, wrong)
+    assert (found.update, found.tensor) == (7214, "gradient: policy.extractor.layers.0.weight")
+    assert max(found.equal) == 7000
+    assert found.remade == 214
 
 
 def test_a_fault_of_the_machine_is_told_from_one_that_recurs(tmp_path, monkeypatch):
