@@ -131,10 +131,15 @@ def test_weights_are_kept_only_for_running_sequences():
     run = Run("finish")
     run.step()
     run.change(1)
-    assert set(run.algorithm._generation._kept) == {0}
+    generation = run.algorithm._generation
+    assert set(generation._kept) == {0}
+    assert not generation._actors
+    run.step()
+    assert set(generation._actors) == {0}
     run.step(range(ROWS))
     run.step()
-    assert not run.algorithm._generation._kept
+    assert not generation._kept
+    assert not generation._actors
     run.change(2)
     run.change(3)  # no sequence has started with version 2
     assert set(run.algorithm._generation._kept) == {1}

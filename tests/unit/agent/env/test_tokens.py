@@ -54,6 +54,7 @@ def sequences_of(factory, num_steps, choose, **place):
                 seen.append(int(tokens[row]))
             if step.valid[row]:
                 answer.append(int(action[row]))
+            assert not (step.terminated[row] and step.truncated[row])
             if step.terminated[row] or step.truncated[row]:
                 assert step.final_obs["obs"][list(step.final_index).index(row)] == action[row]
                 found.append((row, start, seen[:len(seen) - len(answer) + 1], answer, float(step.reward[row]),
