@@ -87,6 +87,14 @@ def test_rows_without_lag_have_no_effect_and_no_alarm(tmp_path):
     assert found.lags["total"] == {"mean": 0.0, "p50": 0.0, "p90": 0.0, "max": 0.0}
 
 
+def test_a_quantile_is_a_lag_that_occurs_and_tokens_without_an_advantage_do_not_count(tmp_path):
+    row = {"trainer_logprobs": [-1.0, -1.0], "inference_logprobs": [-1.0, -1.0], "advantages": [0.0, 2.0],
+           "versions": [1, 2], "end_version": 2, "version": 2}
+    found = audit(read_rows(write(tmp_path / "rows.jsonl", [row])))
+    assert found.lags["total"] == {"mean": 0.5, "p50": 0.0, "p90": 1.0, "max": 1.0}
+    assert found.corrections["tis"] == {"cut": 0.0, "without_gradient": 0.0, "weight": 1.0}
+
+
 def test_names_of_other_trainers_are_accepted(tmp_path):
     rows, *_ = planted(2)
     expected = audit(read_rows(write(tmp_path / "rows.jsonl", rows)))
