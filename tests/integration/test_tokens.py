@@ -50,7 +50,7 @@ def close(scheme):
 
 
 @pytest.mark.parametrize("mode", [WAIT, FINISH], ids=["wait", "finish"])
-@pytest.mark.parametrize("runtime", ["simulated", "threads"])
+@pytest.mark.parametrize("runtime", ["simulated", "threads", pytest.param("processes", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_ledger_of_tokens_closes(make, pattern, runtime, mode):
     scheme = make(runtime=runtime, **mode, **pattern)
