@@ -139,7 +139,7 @@ class RolloutBuilder:
             NonFiniteDataError: An observation or a reward is not finite.
             EnvError: A rollout on a device is wrong in another way; see `TensorVecEnv`.
         """
-        data = self.storage.get_all_buffer_data(copy=self._encoder is not None)
+        data, cancelled = self.storage.get_all_buffer_data(copy=self._encoder is not None), self._cancel()
         host, num_env_steps, num_steps, size = data.host, data.num_valid(), data.num_steps, data.size
         by_version = _steps_by_version(data)
         self.collected_steps += num_env_steps
@@ -173,7 +173,7 @@ class RolloutBuilder:
         if elapsed_s is not None:
             watch.add("store", max(0.0, elapsed_s() - sum(watch.seconds.values())))
         return Rollout(data, RolloutHeader(
-            num_env_steps=num_env_steps, cancelled_steps=self._cancel(), collected_steps=self.collected_steps,
+            cancelled_steps=cancelled, num_env_steps=num_env_steps, collected_steps=self.collected_steps,
             weights_version=min(by_version, default=version), steps_by_version=by_version,
             worker=self._index_worker, sequence=self.sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings=watch.seconds, num_steps=num_steps, size=size,
