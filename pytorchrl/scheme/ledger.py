@@ -98,14 +98,12 @@ class Ledger:
         self._dropped: Counter[str] = Counter()
         self._latest: LedgerSnapshot | None = None  # snapshot of the current counts; None after a change
 
-    def collect(self, num_steps: int, cancelled: int = 0) -> None:
-        """Count newly collected steps as in flight, and `cancelled` further ones as dropped."""
+    def collect(self, num_steps: int) -> None:
+        """Count newly collected steps as in flight."""
         with self._lock:
             self._latest = None
-            self._places["collected"] += num_steps + cancelled
+            self._places["collected"] += num_steps
             self._places["in_flight"] += num_steps
-            if cancelled:
-                self._dropped[DropReason.CANCELLED.value] += cancelled
 
     def move(self, num_steps: int, source: str, target: str) -> None:
         """Move steps from the place `source` to the place `target`.

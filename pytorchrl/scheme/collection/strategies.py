@@ -71,8 +71,9 @@ class CollectionStrategy(ABC):
         return [rollout for rollout in rollouts if rollout.header.num_env_steps]
 
     def _book_collected(self, rollouts: list[Rollout]) -> None:
-        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts),
-                             sum(rollout.header.cancelled_steps for rollout in rollouts))
+        cancelled = sum(rollout.header.cancelled_steps for rollout in rollouts)
+        self._ledger.collect(sum(rollout.header.num_env_steps for rollout in rollouts) + cancelled)
+        self._ledger.drop(cancelled, "in_flight", DropReason.CANCELLED)
 
     def _deliver(self, rollouts: list[Rollout], deliver: Deliver) -> None:
         with self._watch.part("receive"):
