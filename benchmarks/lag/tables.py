@@ -14,6 +14,8 @@ from pytorchrl.analysis import estimate, iqm, mean
 Line = dict[str, Any]
 Runs = list[Line]
 Array = npt.NDArray[np.float64]
+Found = tuple[float, float, float]
+"""A number, and its 95 % interval."""
 
 WARNINGS = {"ess": ("effective sample size", -1), "kl": ("KL divergence", 1), "clipped": ("share clipped", 1),
             "entropy": ("entropy", -1), "cosine": ("cosine of consecutive gradients", 1)}
@@ -38,6 +40,12 @@ def values(runs: Runs, name: str = "right") -> list[float]:
 def cell(scores: Sequence[float], spec: str = ".2f", top: float = 1.0) -> str:
     """Return the interquartile mean of scores with its 95 % interval."""
     return f"{estimate(iqm, scores, bounds=(0.0, top)):{spec}}"
+
+
+def shown(found: Found) -> str:
+    """Return a number with its interval as text."""
+    number, low, high = found
+    return "not known" if np.isnan(number) else f"{number:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -91,7 +99,7 @@ def boundaries(lags: Sequence[int], rates: Sequence[float], scores: Array) -> tu
     return found, float(np.polyfit(*np.log(points).T, 1)[0])
 
 
-def slope_of(lags: Sequence[int], rates: Sequence[float], scores: Array) -> tuple[float, float, float]:
+def slope_of(lags: Sequence[int], rates: Sequence[float], scores: Array) -> Found:
     """Return the slope of `boundaries` and its 95 % interval, by resampling the seeds."""
     rng = np.random.default_rng(0)
     drawn = [boundaries(lags, rates, scores[rng.integers(len(scores), size=len(scores))])[1]
@@ -106,9 +114,8 @@ def collapse_table(lines: Runs) -> str:
     for name in dict.fromkeys(line["correction"] for line in lines):
         lags, rates, scores = grid_of(lines, name)
         found, _ = boundaries(lags, rates, scores)
-        slope, low, high = slope_of(lags, rates, scores)
         cells = [f"{1e3 * rate:.1f}" if np.isfinite(rate) else f"> {1e3 * rates[-1]:.0f}" for rate in found]
-        rows.append([name, *cells, "not known" if np.isnan(slope) else f"{slope:.2f} [{low:.2f}, {high:.2f}]"])
+        rows.append([name, *cells, shown(slope_of(lags, rates, scores))])
     return table(["correction", *(f"lag {lag}" for lag in lags), "slope"], rows)
 
 
