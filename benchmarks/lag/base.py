@@ -9,8 +9,12 @@ decoder therefore knows the task, and its answers are wrong as often as the data
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+# Before torch is loaded, select kernels that all x86 processors with AVX2 have: each of them computes the same bits.
+os.environ.update(ATEN_CPU_CAPABILITY="avx2", MKL_CBWR="AVX2", ONEDNN_MAX_CPU_ISA="AVX2")
 
 import numpy as np
 import torch

@@ -37,7 +37,7 @@ PUBLISHED = ("none", "ppo", "gspo", "cispo", "tis", "mis", "icepop", "ipo", "dec
 
 
 WAITING = {"num_col_workers": 1, "col_communication": ASYNC, "on_policy_lag": "wait", "runtime": "simulated",
-           "costs": {"step": 1e-4, "grad": 1.0}}
+           "costs": {"step": 1e-6, "grad": 1e-2}}
 """Settings with which the learner is the bottleneck, so that the lag of all data is its bound."""
 TAIL_COSTS = {"step": 0.02, "grad": 0.1}
 """Simulated seconds of a token of all sequences, and of a gradient."""

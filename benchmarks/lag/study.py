@@ -27,10 +27,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
 from base import save_base
 from results import origin
 from runs import PUBLISHED, CollapseRun, ControlRun, GenerationRun, ProximalRun, Settings, TailRun, TokenRun
+from torch import set_num_threads
 
 OUT = Path(__file__).parents[2] / "docs" / "benchmarks" / "lag"
 LAGS = (0, 1, 2, 4, 8, 16)
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--lot", type=int, default=0, help="seed of the lot")
     parser.add_argument("--list", action="store_true", help="run nothing, and print the number of runs")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    set_num_threads(1)
     if options.list or options.question is None:
         for name, question in QUESTIONS.items():
             print(f"{name:12}{len(list(question())):5} runs, {len(lines_of(options.out / f'{name}.jsonl'))} made")
