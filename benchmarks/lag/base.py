@@ -21,13 +21,26 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from pytorchrl.agent.actors import DecoderActor
+from pytorchrl.agent.actors.decoder import LENGTH
 from pytorchrl.agent.algorithms import GRPO
+from pytorchrl.agent.data import Obs
 from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.envs.tasks import Addition, Copy, SortDigits
 from pytorchrl.files.tensors import MODEL_FORMAT, save
 
 TASKS = {"sort": (SortDigits, {"num_digits": 4}), "add": (Addition, {"num_digits": 2}), "copy": (Copy, {"longest": 12})}
 NOISE, STEPS, BATCH, LR = 0.35, 700, 128, 2e-3
+
+
+class CountingDecoder(DecoderActor):
+    """A decoder that counts the tokens whose keys and values are computed again, all actors together."""
+
+    num_recomputed = 0
+
+    def recomputed(self, rhs: Obs) -> Obs:
+        """Return memory in which all keys and values are those of the current weights."""
+        CountingDecoder.num_recomputed += int(rhs[LENGTH].sum())
+        return super().recomputed(rhs)
 
 
 def right_answer(name: str, prompt: list[int]) -> list[int]:
@@ -46,8 +59,8 @@ def actor_factory(name: str, checkpoint: str | None = None) -> object:
     task, kwargs = TASKS[name]
     envs = TokenEnv.create_factory(task, kwargs)
     built = task(**kwargs)
-    return DecoderActor.create_factory(envs.observation_space, envs.action_space,
-                                       context=built.max_prompt + built.max_answer, checkpoint=checkpoint)
+    return CountingDecoder.create_factory(envs.observation_space, envs.action_space,
+                                          context=built.max_prompt + built.max_answer, checkpoint=checkpoint)
 
 
 def train_base(name: str, steps: int = STEPS, seed: int = 0) -> GRPO:

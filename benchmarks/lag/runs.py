@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from base import TASKS, actor_factory, path_of
+from base import TASKS, CountingDecoder, actor_factory, path_of
 from diagnostics import Diagnostics
 
 from pytorchrl import (
@@ -110,6 +110,7 @@ class TokenRun(Settings):
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, and return the results: the score of the final weights, the curve, and diagnostics."""
         start, scheme = time.process_time(), self.scheme(folder)
+        CountingDecoder.num_recomputed = 0
         algorithm = scheme.start().local_worker.algo
         exact = GRPO.create_factory()(device="cpu", actor=actor_factory(self.task)(device="cpu", seed=0), seed=0)
         diagnostics = Diagnostics(algorithm, exact if self.is_exact else None)
@@ -126,6 +127,7 @@ class TokenRun(Settings):
             "lag_mean": {cause: round(lag["mean"], 3) for cause, lag in metrics["step_lag"].items()},
             "lag_max": metrics["step_lag"]["first_use"]["max"],
             "tokens": ledger["collected"], "trained": ledger["consumed_unique"],
+            "recomputed": CountingDecoder.num_recomputed,
             "trained_per_s": round(metrics["unique_consumed_steps_per_s"], 1),
             "dropped": {reason: steps for reason, steps in ledger["dropped"].items() if steps},
             "prompts": dict(sorted(diagnostics.prompts.items())), "errors": diagnostics.errors(),

@@ -221,6 +221,7 @@ def generation_table(lines: Runs) -> str:
         rows.append([str(lag), f"`{mode}`", f"{estimate(mean, errors):.2g}",
                      f"{estimate(mean, [run['lag_mean']['generation'] for run in runs]):.2f}",
                      f"{estimate(mean, [sum(run['dropped'].values()) / run['tokens'] for run in runs]):.0%}",
+                     f"{estimate(mean, [run['recomputed'] / run['tokens'] for run in runs]):.2f}",
                      cell(values(runs))])
     return table(["lag", "`on_new_weights`", "mean error of the log-probability", "lag from generation", "dropped",
-                  "right answers"], rows)
+                  "recomputed per generated token", "right answers"], rows)

@@ -54,5 +54,6 @@ def test_each_kind_of_run_can_be_repeated(run_forked, tmp_path):
         if name.startswith(("ProximalRun", "GenerationRun")):
             error = line["errors"]["logp_error"]
             assert (error < 1e-5) == (line.get("mode") != "keep"), name
+            assert (line["recomputed"] > 0) == (line.get("mode") == "recompute"), name
     dropped = {line["policy"]: line["dropped"].get("cancelled", 0) for line in lines.values() if "policy" in line}
     assert [policy for policy, number in dropped.items() if number] == ["cancel"]
