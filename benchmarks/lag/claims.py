@@ -29,6 +29,7 @@ class Claim:
         find: Function from the results to the number and its interval.
         value: The number of the claim; None: a number above 0.
         tolerance: Distance from `value` that still agrees with the claim.
+        order: The corrections with the higher and with the lower score, if the claim is about two of them.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Claim:
     find: Callable[[Results], Found]
     value: float | None = None
     tolerance: float = EQUAL
+    order: tuple[str, str] | None = None
 
     def verdict(self, found: Found) -> str:
         """Return whether the claim holds here, as far as the interval tells."""
@@ -91,33 +93,37 @@ def _long(policy: str) -> Callable[[Results], list[float]]:
                             for run in grouped(results["tails"], "policy", "lag")[policy, 4]]
 
 
+def _order(better: str, worse: str, text: str, source: str) -> Claim:
+    return Claim(text, source, f"{better} minus {worse}, lag {HIGH}", _between(better, worse), order=(better, worse))
+
+
 CLAIMS = (
     Claim("Old data make PPO's clip worse", "[Zheng et al. 2025](https://arxiv.org/abs/2510.01161)",
           f"ppo: lag 0 minus lag {HIGH}", _between("ppo", "ppo", 0, HIGH)),
     Claim("A second-moment bound makes old data as good as new ones",
           "[Zheng et al. 2025](https://arxiv.org/abs/2510.01161)",
           f"m2po at lag {HIGH} minus ppo at lag 0", _between("m2po", "ppo", HIGH, 0), 0.0),
-    Claim("A decoupled objective is better than PPO's on old data",
-          "[Fu et al. 2025](https://arxiv.org/abs/2505.24298)", f"decoupled minus ppo, lag {HIGH}",
-          _between("decoupled", "ppo")),
     Claim("An interpolated proximal policy is as good as the exact one",
           "[Li et al. 2025](https://arxiv.org/abs/2512.06547)", f"a3po minus decoupled, lag {HIGH}",
           _between("a3po", "decoupled"), 0.0),
-    Claim("A mask of probabilities is better than one of ratios",
-          "[Prime Intellect 2026](https://docs.primeintellect.ai/prime-rl/ipo)", f"ipo minus icepop, lag {HIGH}",
-          _between("ipo", "icepop")),
-    Claim("Masked weights are more stable than truncated ones",
-          "[Ling Team 2025](https://arxiv.org/abs/2510.18855)", f"mis minus tis, lag {HIGH}", _between("mis", "tis")),
-    Claim("Masks of whole sequences are the most stable ones", "[Liu et al. 2025](https://richardli.xyz/rl-collapse)",
-          f"mis_sequence minus mis, lag {HIGH}", _between("mis_sequence", "mis")),
-    Claim("Truncated weights of tokens are better than no correction",
-          "[Fang and Khazi 2025](https://www.llmdata.com/blog/mismatch-praxis)", f"tis minus none, lag {HIGH}",
-          _between("tis", "none")),
-    Claim("A clip of the sequence's ratio is better than one of each token's",
-          "[Zheng et al. 2025](https://arxiv.org/abs/2507.18071)", f"gspo minus ppo, lag {HIGH}",
-          _between("gspo", "ppo")),
-    Claim("Clipped weights are better than clipped steps", "[MiniMax 2025](https://arxiv.org/abs/2506.13585)",
-          f"cispo minus ppo, lag {HIGH}", _between("cispo", "ppo")),
+    _order("m2po", "ppo", "On old data, a second-moment bound is better than PPO's clip",
+           "[Zheng et al. 2025](https://arxiv.org/abs/2510.01161)"),
+    _order("decoupled", "ppo", "On old data, a decoupled objective is better than PPO's",
+           "[Fu et al. 2025](https://arxiv.org/abs/2505.24298)"),
+    _order("gspo", "ppo", "A clip of the sequence's ratio is better than one of each token's",
+           "[Zheng et al. 2025](https://arxiv.org/abs/2507.18071)"),
+    _order("cispo", "ppo", "Clipped weights are better than clipped steps",
+           "[MiniMax 2025](https://arxiv.org/abs/2506.13585)"),
+    _order("tis", "none", "Truncated weights of tokens are better than no correction",
+           "[Fang and Khazi 2025](https://www.llmdata.com/blog/mismatch-praxis)"),
+    _order("icepop", "tis", "Masked weights are more stable than truncated ones",
+           "[Ling Team 2025](https://arxiv.org/abs/2510.18855)"),
+    _order("ipo", "icepop", "A mask of probabilities is better than one of ratios",
+           "[Prime Intellect 2026](https://docs.primeintellect.ai/prime-rl/ipo)"),
+    _order("mis_sequence", "mis", "Masks of whole sequences are more stable than those of tokens",
+           "[Liu et al. 2025](https://richardli.xyz/rl-collapse)"),
+    _order("mis_sequence", "tis_sequence", "Masked weights of sequences are more stable than truncated ones",
+           "[Liu et al. 2025](https://richardli.xyz/rl-collapse)"),
     Claim("The largest learning rate falls as 1 / lag", "[2607.01083](https://arxiv.org/abs/2607.01083)",
           "slope of the boundary, ppo", _slope("ppo"), -1.0, 0.25),
     Claim("The effective sample size warns first", "[2602.17616](https://arxiv.org/abs/2602.17616)",
@@ -150,3 +156,18 @@ def claims_table(results: Results) -> str:
         found = claim.find(results)
         rows.append([claim.text, claim.source, claim.measure, shown(found), claim.verdict(found)])
     return table(["claim or practice", "source", "measured here", "found", "verdict"], rows)
+
+
+def ranking_table(results: Results) -> str:
+    """Return the published orders of two corrections, and the differences found here at several lags."""
+    lags = (4, 8, HIGH)
+    rows, agreeing = [], dict.fromkeys(lags, 0)
+    orders = [claim for claim in CLAIMS if claim.order is not None]
+    for claim in orders:
+        assert claim.order is not None
+        found = {lag: _between(*claim.order, lag)(results) for lag in lags}
+        for lag, difference in found.items():
+            agreeing[lag] += difference[0] > 0
+        rows.append([*claim.order, claim.source, *map(shown, found.values())])
+    rows.append(["same order here", "", "", *(f"{number} of {len(orders)}" for number in agreeing.values())])
+    return table(["better", "worse", "source", *(f"difference here, lag {lag}" for lag in lags)], rows)

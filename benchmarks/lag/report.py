@@ -3,7 +3,7 @@
     python benchmarks/lag/report.py [docs/benchmarks/lag]
 
 For each file of results, a table with the same name is written next to it, and, with results of all questions,
-`claims.md`: published claims beside what was found.
+`claims.md` and `ranking.md`: published claims, and orders of corrections, beside what was found.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from claims import claims_table
-from study import OUT, QUESTIONS, lines_of
+from claims import claims_table, ranking_table
+from study import OUT, QUESTIONS, results_of
 from tables import (
     Runs,
     collapse_table,
@@ -42,11 +42,10 @@ def cost_table(results: dict[str, Runs]) -> str:
     """Return the number of runs of each question, and the core hours that they took."""
     names = {"scores": "score against lag", "collapse": "learning rate times lag", "proximal": "proximal policies",
              "tails": "answers that take long", "generation": "weights that change within answers"}
-    rows = [[names[name], f"{len(lines):,}", f"{sum(line['cpu_s'] for line in lines) / 3600:.2f}"]
-            for name, lines in results.items()]
-    lines = [line for lines in results.values() for line in lines]
-    rows.append(["all", f"{len(lines):,}", f"{sum(line['cpu_s'] for line in lines) / 3600:.2f}"])
-    return table(["question", "runs", "core hours"], rows)
+    everything = {**results, "all": [line for lines in results.values() for line in lines]}
+    return table(["question", "runs", "core hours"],
+                 [[names.get(name, name), f"{len(lines):,}", f"{sum(line['cpu_s'] for line in lines) / 3600:.2f}"]
+                  for name, lines in everything.items()])
 
 
 def tables_of(results: dict[str, Runs]) -> dict[str, str]:
@@ -60,6 +59,7 @@ def tables_of(results: dict[str, Runs]) -> dict[str, str]:
         "tails": lambda: tails_table(results["tails"]),
         "generation": lambda: generation_table(results["generation"]),
         "claims": lambda: claims_table(results),
+        "ranking": lambda: ranking_table(results),
         "cost": lambda: cost_table(results),
     }
     return {name: make() for name, make in made.items()}
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=OUT, help="folder of the results")
     folder = parser.parse_args().folder
-    results = {name: lines_of(folder / f"{name}.jsonl") for name in QUESTIONS}
+    results = {name: results_of(name, folder) for name in QUESTIONS}
     for name, text in tables_of(results).items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     draw_scores(results["scores"], folder / "scores.svg")

@@ -83,6 +83,14 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
+def results_of(question: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the results of a question of those seeds of which all runs of a kind are made."""
+    lines = lines_of(folder / f"{question}.jsonl")
+    known = {line["id"] for line in lines}
+    missing = {(type(each).__name__, each.seed) for each in QUESTIONS[question]() if each.id not in known}
+    return [line for line in lines if (line["id"].partition("/")[0], line["seed"]) not in missing]
+
+
 def claim(name: str, claims: Path) -> bool:
     """Return whether no other process has begun a run; if so, other processes see that this one has begun it."""
     claims.mkdir(parents=True, exist_ok=True)

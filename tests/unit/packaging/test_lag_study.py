@@ -1,4 +1,4 @@
-"""Tests of the lag study: each kind of run can be repeated bit for bit."""
+"""Tests of the lag study: each kind of run can be repeated bit for bit, and its tables are those of its results."""
 
 import json
 
@@ -35,6 +35,31 @@ for question in QUESTIONS.values():
         found = [short.run(work) for _ in range(2)]
         print(json.dumps([settings.id, [run["checksum"] for run in found], found[0]]))
 """
+
+# Print the tables of the stored results.
+TABLES = """
+import json, sys
+from pathlib import Path
+
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from report import tables_of
+from study import QUESTIONS, results_of
+
+print(json.dumps(tables_of({name: results_of(name, Path(sys.argv[3])) for name in QUESTIONS})))
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_tables_of_the_lag_study_are_current(run_forked):
+    results = ROOT / "docs" / "benchmarks" / "lag"
+    found = run_forked("-c", TABLES, LAG, LAG.parent, results, cwd=ROOT, timeout=500)
+    assert found.returncode == 0, found.stderr
+    tables = json.loads(found.stdout)
+    assert sorted(tables) == sorted(path.stem for path in results.glob("*.md"))
+    for name, text in tables.items():
+        assert (results / f"{name}.md").read_text(encoding="utf-8") == text, name
+    page = (results.parent / "lag_study.md").read_text(encoding="utf-8")
+    assert [name for name in tables if f"{{include}} lag/{name}.md" not in page] == []
 
 
 @pytest.mark.timeout(600)
