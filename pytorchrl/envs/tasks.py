@@ -81,8 +81,8 @@ class Copy(TokenTask):
 
     def __init__(self, longest: int = 16, tail: float = 1.0) -> None:
         _check("longest", longest)
-        if not tail > 0:
-            raise ConfigError(f"tail must be > 0, got {tail}")
+        if not tail >= 0.1:  # much smaller exponents would overflow
+            raise ConfigError(f"tail must be at least 0.1, got {tail}")
         self.num_tokens, self.max_prompt, self.max_answer = NUM_DIGITS + 2, longest + 1, longest + 1
         self._longest, self._tail = longest, tail
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytorchrl.agent.acting import POLICY, Acting
+from pytorchrl.agent.actors import DecoderActor
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.policy import Policy
 from pytorchrl.agent.seeding import Stream, derive_seed
@@ -59,7 +60,12 @@ class Exporter:
 
         Raises:
             ConfigError: `checks` is below 1, a file exists and `overwrite` is false, or `path` cannot be written.
+            ExportError: A policy is a decoder.
         """
+        if any(issubclass(parts.actor.cls, DecoderActor) for parts in self._acting.parts.values()):
+            raise ExportError("policies of DecoderActor cannot be exported, because torch.export does not support "
+                              "their cache of keys and values with batches of any size; load the run with "
+                              "pytorchrl.load, and let the agent act")
         form = format_of(to)
         checks = check_whole("checks", checks)
         paths = self._paths(path, form)

@@ -29,6 +29,8 @@ logger = get_logger(__name__)
 
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
 CHECKPOINTS = "checkpoints"
+LEGS = "legs"
+"""Entry of `run.json`: the parts of a run that was resumed, each with the updates before it and its target steps."""
 RUN_FORMAT = 1
 """Number of the format of `run.json`."""
 

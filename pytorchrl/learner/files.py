@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pytorchrl.agent.data import Evaluation
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.option_values.descriptions import mapping, spaces_of, to_json
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
-from pytorchrl.files.atomic import saved_int
+from pytorchrl.files.atomic import read_json, saved_int
 from pytorchrl.files.lines import check_appended
-from pytorchrl.files.run_directory import CHECKPOINTS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
+from pytorchrl.files.run_directory import CHECKPOINTS, LEGS, METRICS_FILE, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
 from pytorchrl.learner import checkpoints
 from pytorchrl.learner.checkpoints import CheckpointFiles, RunState, Written
 from pytorchrl.learner.options import LearnerOptions
@@ -151,12 +151,23 @@ class RunFiles:
         checkpoints.set_aside(self._damaged)
         newest = None if resumed is None else Written(resumed["env_steps"], scheme.version)
         self._checkpoints = CheckpointFiles(self._log_dir / CHECKPOINTS, options, newest)
-        self._description = described_run(scheme, recipe, options)
+        self._description = {**described_run(scheme, recipe, options), LEGS: self._legs(newest, options.target_steps)}
         write_json(self._log_dir / RUN_FILE, self._description)
         (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # an earlier part of this run may have written a result
         self._recorder = Recorder(self._log_dir, tensorboard=options.tensorboard,
                                   after=None if resumed is None else resumed["env_steps"],
                                   resumed=None if resumed is None else resumed["records"])
+
+    def _legs(self, start: Written | None, target_steps: int) -> list[dict[str, int]]:
+        """Return the legs of the run, which begin with a new run and with each resume: updates before, `target_steps`.
+
+        Args:
+            start: The checkpoint from which the run is resumed; None: the run is new.
+            target_steps: The target of the new leg.
+        """
+        assert self._log_dir is not None
+        leg = {"updates": 0 if start is None else start.version, "target_steps": target_steps}
+        return [*([] if start is None else legs_of(self._log_dir, leg["updates"])), leg]
 
     def newest_checkpoint(self) -> checkpoints.Newest | None:
         """Return the newest readable checkpoint; None if there are no checkpoints.
@@ -286,10 +297,21 @@ class RunFiles:
                     file.close()
 
 
+def legs_of(log_dir: Path, before: float = math.inf) -> list[dict[str, int]]:
+    """Return the legs of a run that began before so many updates, as `run.json` describes them; [] if it lacks them."""
+    try:
+        legs = cast("list[dict[str, int]]", mapping(read_json(log_dir / RUN_FILE))[LEGS])
+        found = [{name: saved_int(leg[name]) for name in ("updates", "target_steps")} for leg in legs]
+    except (OSError, LookupError, TypeError, ValueError, ConfigError, CheckpointError):
+        return []
+    return [leg for leg in found if leg["updates"] < before]
+
+
 def _check_learner(learner: StateDict) -> None:
     """Raise an error if the saved state of a learner lacks a value, or has a value that a learner cannot use."""
     for name in ("env_steps", "recorded_steps"):
         learner[name] = saved_int(learner[name])
+    learner["checkpoints"] = [saved_int(updates) for updates in learner["checkpoints"]]
     callbacks = learner["callbacks"]
     if not isinstance(callbacks, (list, tuple)) or not all(
             isinstance(saved, Mapping) and isinstance(saved["callback"], str) and isinstance(saved["state"], Mapping)

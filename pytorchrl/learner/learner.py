@@ -91,6 +91,7 @@ class Learner:
                          self._files.resume_from(scheme, state))
         self._recipe, self._title, self._next_look = dict(recipe or {}), title, 0.0
         self._state = State.NEW
+        self.checkpoints: list[int] = []  # updates before each checkpoint of the run
         self._target = Target(scheme, self.target_steps)
         self._due = Due(self.target_steps, self.options.log_every, self.options.eval_every,
                         self.options.checkpoint_every, self.options.log_every_s)
@@ -131,6 +132,7 @@ class Learner:
         if (resumed := self._resumed) is not None:
             self._due.resume(self.env_steps, resumed["recorded_steps"])
             self._files.last_checkpoint = {"env_steps": self.env_steps}
+            self.checkpoints = list(resumed["checkpoints"])
             logger.info("resumed from the checkpoint at %d env steps and %d updates", self.env_steps, self.updates)
             self._callbacks.load_state(resumed["callbacks"])
         self._callbacks.call("on_start")
@@ -419,7 +421,9 @@ class Learner:
         """Return the learner's part of a checkpoint."""
         self._measured.count()
         self._measured.take_episodes()
+        self.checkpoints.append(self.updates)
         return {**self._measured.state(now), "recorded_steps": self._due.recorded_steps,
+                "checkpoints": list(self.checkpoints),
                 "callbacks": self._callbacks.state()}
 
     @in_turn("_end")

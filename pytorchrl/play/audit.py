@@ -95,7 +95,7 @@ def read_rows(path: Path) -> list[LoggedSequence]:
             field.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text in a row may contain other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
     rows = [_row(line, f"{path.name}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
@@ -183,32 +183,37 @@ def _check_versions(where: str, name: str, versions: np.ndarray, ends: Mapping[s
 
 
 def audit(rows: Iterable[LoggedSequence]) -> Audit:
-    """Compute the lags of rows, their diagnostics, and what each correction would do with them."""
+    """Compute the lags of rows, their diagnostics, and what each correction would do with them.
+
+    Raises:
+        ConfigError: The masks leave out all tokens.
+    """
     rows = list(rows)
     batches = defaultdict(list)
     for row in rows:
-        batches[row.version].append(row)
+        if len(row.logp):
+            batches[row.version].append(row)
+    if not batches:
+        raise ConfigError("the masks leave out all tokens; at least one must be 1, for a token that is trained on")
     lags = {cause: _summary(np.concatenate(found)) for cause, found in _lags(rows).items()}
-    sizes, kls, cut = [], [], defaultdict[str, list[tuple[int, float, float, float]]](list)
+    sizes, kls, effects = [], [], defaultdict[str, list[_Effect]](list)
     for batch in batches.values():
         steps = _steps(batch)
-        ratio = steps.ratio.detach()[steps.valid]
-        sizes.append(float(ratio.mean() ** 2 / ratio.square().mean()))
-        kls.append((len(ratio), float((ratio - 1 - ratio.log()).mean())))
+        log_ratio = steps.log_ratio.detach()[steps.valid]
+        weights = (log_ratio - log_ratio.max()).exp()  # the largest is 1, so that none is infinite
+        sizes.append(float(weights.sum() ** 2 / weights.square().sum() / len(weights)))
+        kls.append(log_ratio.exp() - 1 - log_ratio)
         for name in CORRECTIONS:
-            cut[name].append((len(ratio), *_effect(name, steps)))
-    tokens = sum(count for count, _ in kls)
-    diagnostics = {"effective_sample_size": min(sizes), "kl": sum(count * kl for count, kl in kls) / tokens}
+            effects[name].append(_effect(name, steps))
+    kl = torch.cat(kls)
+    diagnostics = {"effective_sample_size": min(sizes), "kl": float(kl.mean())}
     fresh = np.concatenate([np.zeros(0), *(
         np.abs(row.logp - row.behavior)[row.versions == row.version] for row in rows if row.versions is not None)])
     if len(fresh):
         diagnostics["mismatch"] = float(fresh.mean())
-    corrections = {
-        name: dict(zip(("cut", "without_gradient", "weight"), np.average(
-            [parts[1:] for parts in found], axis=0, weights=[parts[0] for parts in found]).tolist(), strict=True))
-        for name, found in cut.items()}
+    corrections = {name: _shares([sum(parts) for parts in zip(*found, strict=True)]) for name, found in effects.items()}
     alarms = list(_alarms(diagnostics, corrections))
-    return Audit(len(rows), tokens, len(batches), lags, diagnostics, corrections, alarms)
+    return Audit(len(rows), len(kl), len(batches), lags, diagnostics, corrections, alarms)
 
 
 def _lags(rows: Iterable[LoggedSequence]) -> dict[str, list[np.ndarray]]:
@@ -248,30 +253,46 @@ def _steps(rows: Sequence[LoggedSequence]) -> Steps:
         proximal=padded(row.proximal for row in rows), lag=padded(lags).long())
 
 
-def _effect(name: str, steps: Steps) -> tuple[float, float, float]:
-    """Return the share of tokens that a correction cuts, the share without a gradient, and the mean weight.
+_Effect = tuple[float, float, float, float, float]
+"""Numbers of tokens: all of them, those that a correction cuts, those with an advantage, and those of these without a
+gradient; and the sum of the weights of those with an advantage."""
 
-    The weight of a token is the derivative of the surrogate by its log pi, divided by its advantage. Tokens without an
-    advantage are left out.
+
+def _effect(name: str, steps: Steps) -> _Effect:
+    """Return what a correction does with a batch.
+
+    The weight of a token is the derivative of the surrogate by its log pi, divided by its advantage. Corrections of
+    whole sequences have one weight for all tokens of a sequence, so the mean advantage of the sequence replaces that of
+    each token.
     """
+    valid = steps.valid
+    assert valid is not None
+    if CORRECTIONS[name].of_sequence:
+        mean = steps.over_sequence(steps.advantage) / steps.over_sequence(torch.ones_like(steps.advantage))
+        steps = steps._replace(advantage=mean)
     surrogate, is_cut = CorrectionOptions(correction=name).corrected(steps, DEFAULT_CLIP)
-    gradient, = torch.autograd.grad(surrogate[steps.valid].sum(), steps.logp, retain_graph=True)
-    assert steps.valid is not None
-    counted = steps.valid & (steps.advantage != 0)
+    gradient, = torch.autograd.grad(surrogate[valid].sum(), steps.logp, retain_graph=True)
+    counted = valid & (steps.advantage != 0)
     weights = (gradient / steps.advantage)[counted]
-    if not len(weights):
-        return float(is_cut[steps.valid].mean()), 0.0, 0.0
-    return float(is_cut[steps.valid].mean()), float((weights == 0).double().mean()), float(weights.mean())
+    return (float(valid.sum()), float(is_cut[valid].sum()), float(len(weights)),
+            float((weights == 0).sum()), float(weights.sum()))
+
+
+def _shares(effect: Sequence[float]) -> dict[str, float]:
+    """Return the entry of `Audit.corrections` for the sum of `_Effect` over all batches."""
+    tokens, cut, counted, without, weight = effect
+    counted = max(counted, 1.0)
+    return {"cut": cut / tokens, "without_gradient": without / counted, "weight": weight / counted}
 
 
 def _alarms(diagnostics: Mapping[str, float], corrections: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     size, limits = diagnostics["effective_sample_size"], LIMITS
-    if size < limits["effective_sample_size"]:
+    if not size >= limits["effective_sample_size"]:  # also NaN
         yield (f"effective sample size {size:.2f} of a batch is below {limits['effective_sample_size']}: few tokens "
                "determine its gradient")
-    if diagnostics["kl"] > limits["kl"]:
+    if not diagnostics["kl"] <= limits["kl"]:
         yield f"KL divergence {diagnostics['kl']:.3f} of the trainer from the generator is above {limits['kl']}"
-    if diagnostics.get("mismatch", 0.0) > limits["mismatch"]:
+    if not diagnostics.get("mismatch", 0.0) <= limits["mismatch"]:
         yield (f"tokens without lag have log-probabilities that differ by {diagnostics['mismatch']:.3f} on average: "
                "trainer and generator compute different policies")
     if corrections["ppo"]["cut"] > limits["left_out"]:

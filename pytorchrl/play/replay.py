@@ -29,6 +29,7 @@ from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 from pytorchrl.files.atomic import read_json
 from pytorchrl.files.run_directory import CHECKPOINTS, METRICS_FILE, RESULT_FILE, RUN_FILE
 from pytorchrl.learner import checkpoints
+from pytorchrl.learner.files import legs_of
 from pytorchrl.learner.learner import Learner
 from pytorchrl.runtime import RUNTIMES, SimulatedRuntime
 from pytorchrl.scheme.options.base import ASYNC
@@ -145,7 +146,8 @@ def replay_update(run_dir: str | os.PathLike[str], number: int, *, trust: bool =
 
     The run must repeat exactly: collection and gradients are synchronous, the runtime is simulated, or the run was
     recorded. A synchronous run continues from the newest checkpoint before the update, other runs begin at their start.
-    Files of the run are not changed.
+    All checkpoints of the run are made again, and it is resumed where it was resumed, because a checkpoint changes a
+    run. Files of the run are not changed.
 
     Args:
         run_dir: Directory of the run.
@@ -158,7 +160,7 @@ def replay_update(run_dir: str | os.PathLike[str], number: int, *, trust: bool =
         ConfigError: The run ends before this update, or cannot be repeated.
         CheckpointError: The directory contains no run.
     """
-    with _Again(run_dir, trust=trust, before=number, stop=stop, watched=number) as again:
+    with _Again(run_dir, trust=trust, before=number, until=number, is_watched=True, stop=stop) as again:
         found = again.next_update()
         while found is not None and found.number < number:
             found = again.next_update()
@@ -226,7 +228,7 @@ def first_difference(run_dir: str | os.PathLike[str], other: str | os.PathLike[s
     start, last = max(equal, default=0), min(ends) if until is None else until
     remade = 0
     with contextlib.ExitStack() as stack:
-        both = [stack.enter_context(_Again(place, trust=trust, before=start + 1)) for place in places]
+        both = [stack.enter_context(_Again(place, trust=trust, before=start + 1, until=last)) for place in places]
         while both[0].version < last:
             first, second = (again.next_update() for again in both)
             if first is None or second is None:
@@ -248,14 +250,18 @@ class _Again:
         run_dir: Directory of the run, of which the needed files are copied.
         trust: Whether to import code that the run names.
         before: Number of an update; the run continues from its newest checkpoint before this update.
-        stop: Function that is called before gradients of the update `watched` are computed.
-        watched: Number of the update whose operations are checked for NaN; None: no update.
+        until: Number of the last update that is needed.
+        is_watched: Whether the operations of this update are checked for NaN.
+        stop: Function that is called before gradients of this update are computed, if it is watched.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], *, trust: bool, before: int,
-                 stop: Stop | None = None, watched: int | None = None) -> None:
+    def __init__(self, run_dir: str | os.PathLike[str], *, trust: bool, before: int, until: int,
+                 is_watched: bool = False, stop: Stop | None = None) -> None:
         self._run_dir = Path(run_dir).expanduser()
-        self._trust, self._before, self._stop, self._watched = trust, before, stop, watched
+        self._trust, self._before, self._stop = trust, before, stop
+        self._until, self._watched = until, until if is_watched else None
+        self._checkpoints, self._legs = _checkpoints_of(self._run_dir), list[dict[str, int]]()
+        self._options: dict[str, object] = {}
         self._updates: list[Update] = []
         self._current = Update(0)
         self._learner: Learner | None = None
@@ -275,20 +281,30 @@ class _Again:
             options = _options_again(settings, given, self._run_dir)
             if "replay" in options:
                 options = {name: value for name, value in options.items() if "checkpoint" not in name}
-            elif not _is_asynchronous(settings):  # a checkpoint lacks the clock of a simulated run
-                self._copy_checkpoint()
+            else:
+                # The state of an asynchronous, simulated run lacks the clock, which began anew with each leg.
+                start = 0 if _is_asynchronous(settings) else self._copy_checkpoint()
+                legs = legs_of(self._run_dir, self._until)
+                self._legs = [*[leg for leg in legs if leg["updates"] <= start][-1:],
+                              *[leg for leg in legs if leg["updates"] > start]]
                 options |= {"resume": True}
-            algorithm, env = (cast("str", options.pop(name)) for name in ("algorithm", "env"))
-            learner, _ = learner_of(Training(algorithm, env, {**options, "log_dir": self._copy.name,
-                                                              "progress": False, "tensorboard": False}))
-            scheme = learner.scheme
-            scheme.agent = dataclasses.replace(scheme.agent, algo_factory=_watched(scheme.agent.algo_factory, self))
-            self._learner = learner
-            learner.start()
+            self._options = options
+            self._begin_leg()
         except BaseException:
             self._copy.cleanup()
             raise
         return self
+
+    def _begin_leg(self) -> None:
+        """Start a new run, or resume it from the newest checkpoint that has been made again."""
+        target = {"target_steps": self._legs.pop(0)["target_steps"]} if self._legs else {}
+        options = {**self._options, **target, "log_dir": self._copy.name, "progress": False, "tensorboard": False}
+        algorithm, env = (cast("str", options.pop(name)) for name in ("algorithm", "env"))
+        learner, _ = learner_of(Training(algorithm, env, options))
+        scheme = learner.scheme
+        scheme.agent = dataclasses.replace(scheme.agent, algo_factory=_watched(scheme.agent.algo_factory, self))
+        self._learner = learner
+        learner.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -297,24 +313,35 @@ class _Again:
             self._learner.stop()
         self._copy.cleanup()
 
-    def _copy_checkpoint(self) -> None:
-        """Copy the newest checkpoint before the update `before`, and the records up to it, if there is one."""
+    def _copy_checkpoint(self) -> int:
+        """Copy the newest checkpoint before the update `before`, and the records up to it, if there is one.
+
+        Return the number of updates before the checkpoint; 0 without one.
+        """
         newest_first = checkpoints.paths(self._run_dir / CHECKPOINTS)
         path = next((path for path in newest_first if _version_of(path) < self._before), None)
         if path is None:
-            return
+            return 0
         directory = Path(self._copy.name) / CHECKPOINTS
         directory.mkdir()
         shutil.copy(path, directory)
         if (self._run_dir / METRICS_FILE).exists():
             shutil.copy(self._run_dir / METRICS_FILE, self._copy.name)
+        return _version_of(path)
 
     def next_update(self) -> Update | None:
         """Make the next update, and return it; None if the run has ended."""
-        learner = self._learner
-        assert learner is not None
         while not self._updates:
-            if self._error is not None or learner.done():
+            learner = self._learner
+            assert learner is not None
+            is_over, is_end = learner.done(), bool(self._legs) and learner.updates == self._legs[0]["updates"]
+            if self._legs and (is_over or is_end) and self._error is None:
+                if learner.updates not in learner.checkpoints:
+                    learner.save_checkpoint()
+                learner.stop()
+                self._begin_leg()
+                continue
+            if self._error is not None or is_over:
                 return None
             try:
                 learner.step()
@@ -322,6 +349,9 @@ class _Again:
                 self._error = error
                 self._current.number, self._current.error = learner.updates + 1, error
                 self._updates.append(self._current)
+            if learner.updates in self._checkpoints.difference(learner.checkpoints):
+                is_cut = bool(self._legs) and learner.updates == self._legs[0]["updates"] and not learner.done()
+                learner.save_checkpoint(uses_queued=not is_cut)
         return self._updates.pop(0)
 
     def has_reached(self, checkpoint: Path) -> bool:
@@ -413,6 +443,13 @@ def _options_again(settings: Mapping[str, object], given: Mapping[str, object], 
 
 def _is_asynchronous(settings: Mapping[str, object]) -> bool:
     return ASYNC in (settings["col_communication"], settings["grad_communication"])
+
+
+def _checkpoints_of(run_dir: Path) -> set[int]:
+    """Return the numbers of updates before all checkpoints of a run, also those whose files were removed."""
+    newest = next(iter(checkpoints.paths(run_dir / CHECKPOINTS)), None)
+    learner = {} if newest is None else mapping(checkpoints.read(newest)["learner"])
+    return set(cast("list[int]", learner.get("checkpoints", [])))
 
 
 def _versions(run_dir: Path) -> dict[int, Path]:

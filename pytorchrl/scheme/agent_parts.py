@@ -13,6 +13,7 @@ from torch import nn
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import MEMORY_NEEDS_GPU
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS
 from pytorchrl.agent.algorithms.precision import policies_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
@@ -250,7 +251,8 @@ def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
 def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
 
-    Minibatches of a `GroupBuffer` consist of whole episodes.
+    Refuse to split minibatches whose steps the correction compares. Minibatches of a `GroupBuffer` consist of whole
+    episodes.
     """
     storage, collection = agent.storage_factory, settings.collection
     size = getattr(storage.options, "size", None)
@@ -264,6 +266,10 @@ def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         factors |= {"environments": agent.train_envs_factory.num_envs, "steps": size}
     batch, wanted = math.prod(factors.values()), collection.train_batch_size or 0
     options = agent.algo_factory.options
+    correction = getattr(options, "correction", "")
+    if getattr(collection, "microbatch_size", None) and correction and CORRECTIONS[correction].of_batch:
+        yield Problem(f"correction={correction!r} compares all steps of a minibatch, which microbatch_size would split",
+                      "leave microbatch_size out", ("correction", "microbatch_size"))
     name = "num_mini_batch" if getattr(options, "mini_batch_size", None) is None else "mini_batch_size"
     if (parts := getattr(options, name, 1)) > max(batch, wanted):
         product = " x ".join(f"{number} {factor}" for factor, number in factors.items())

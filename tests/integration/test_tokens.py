@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytorchrl import ASYNC, Scheme
+from pytorchrl import ASYNC, Scheme, VecEnv
 from pytorchrl.agent.actors import DecoderActor
 from pytorchrl.agent.algorithms import GRPO
 from pytorchrl.agent.env.tokens import TokenEnv
@@ -24,12 +24,14 @@ def make(quick_processes):
     """Return a function that makes small schemes of a token task, which are stopped after the test."""
     schemes = []
 
-    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", storage=None, algorithm=None, **settings):
+    def make_one(*, on_new_weights="finish", waits=False, correction="ppo", storage=None, algorithm=None, actor=None,
+                 **settings):
         envs = TokenEnv.create_factory(Copy, {"longest": 5}, GROUPS * GROUP, group_size=GROUP, waits=waits)
         scheme = Scheme(
             GRPO.create_factory(**{"num_epochs": 2, "on_new_weights": on_new_weights, "correction": correction,
                                    **(algorithm or {})}),
-            DecoderActor.create_factory(envs.observation_space, envs.action_space, context=12, width=8),
+            DecoderActor.create_factory(envs.observation_space, envs.action_space,
+                                        **{"context": 12} | (actor or {"width": 8})),
             GroupBuffer.create_factory(**{"size": GROUPS, "group_size": GROUP} | (storage or {})), envs, seed=1,
             **settings)
         schemes.append(scheme)
@@ -119,6 +121,47 @@ def test_microbatches_of_answers_of_different_lengths_add_up(make):
     for other in found[1:]:
         assert not torch.equal(other, found[0])
         assert torch.allclose(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+def test_corrections_of_whole_minibatches_refuse_microbatches(make):
+    with pytest.raises(ConfigError, match="correction='m2po' compares all steps of a minibatch, which microbatch_size"):
+        make(correction="m2po", microbatch_size=10)
+
+
+class Causal(torch.nn.Module):
+    """A causal model of the user's."""
+
+    def __init__(self, num_tokens, context):
+        super().__init__()
+        self.embed, self.net = torch.nn.Embedding(num_tokens, 8), torch.nn.GRU(8, num_tokens, batch_first=True)
+
+    def forward(self, tokens):
+        return self.net(self.embed(tokens))[0]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_model_of_the_users_learns_from_rollouts_of_different_lengths(make, waits):
+    scheme = make(waits=waits, actor={"module": Causal}, num_col_workers=2, runtime="simulated")
+    before = scheme.acting_state()["all"].clone()
+    for _ in range(6):
+        scheme.step()
+    assert not torch.equal(scheme.acting_state()["all"], before)
+    close(scheme)
+
+
+def test_environments_that_reset_in_the_next_step_begin_groups_with_the_reset(make):
+    envs = VecEnv.create_factory(
+        "FrozenLake-v1", vec_env_size=2 * GROUP, max_episode_steps=12, autoreset="next_step")
+    actor = DecoderActor.create_factory(envs.observation_space, envs.action_space, context=16, width=8)
+    scheme = Scheme(GRPO.create_factory(), actor, GroupBuffer.create_factory(2, group_size=GROUP), envs, seed=1)
+    algorithm = scheme.start().local_worker.algo
+    starts, compute = [], algorithm.compute_gradients
+    algorithm.compute_gradients = lambda batch: (
+        starts.append((batch.obs["obs"][0].unique().tolist(), bool(batch.valid[0].all()))), compute(batch))[1]
+    for _ in range(8):
+        scheme.step()
+    close(scheme)
+    assert starts == [([0], True)] * 8
 
 
 def test_there_are_at_most_as_many_minibatches_as_answers(make):

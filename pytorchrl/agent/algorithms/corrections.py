@@ -45,12 +45,12 @@ class Steps(NamedTuple):
     def of(cls, logp: Tensor, behavior: Tensor, advantage: Tensor, valid: Tensor | None = None, *,
            proximal: Tensor | None = None, lag: Tensor | None = None) -> Steps:
         """Return steps with their ratios; see the fields for the arguments."""
-        log_ratio = _difference(logp, behavior, valid)
+        log_ratio = difference(logp, behavior, valid)
         return cls(logp, behavior, log_ratio, log_ratio.exp(), advantage, valid, proximal, lag)
 
     def relative(self, to: Tensor) -> Tensor:
         """Return pi / exp(to), with gradient; 1 where steps are not valid."""
-        return _difference(self.logp, to, self.valid).exp()
+        return difference(self.logp, to, self.valid).exp()
 
     def over_sequence(self, values: Tensor) -> Tensor:
         """Return the sum of the valid entries of each sequence (L, B), at each of its steps."""
@@ -58,7 +58,7 @@ class Steps(NamedTuple):
         return valid.sum(0, keepdim=True).expand_as(values)
 
 
-def _difference(first: Tensor, second: Tensor, valid: Tensor | None) -> Tensor:
+def difference(first: Tensor, second: Tensor, valid: Tensor | None) -> Tensor:
     """Return the difference of log-probabilities; it is 0 for padding, because infinity times 0 would be NaN."""
     difference = first - second
     return difference if valid is None else torch.where(valid, difference, 0.0)
@@ -89,6 +89,7 @@ class RegisteredCorrection:
         needs_proximal: Whether it uses `Steps.proximal`.
         needs_lag: Whether it uses `Steps.lag`.
         of_sequence: Whether it needs whole sequences.
+        of_batch: Whether it compares all steps of a minibatch.
         bounds: The fields of `Bounds` that it uses, with their defaults.
     """
 
@@ -97,6 +98,7 @@ class RegisteredCorrection:
     needs_proximal: bool
     needs_lag: bool
     of_sequence: bool
+    of_batch: bool
     bounds: Mapping[str, float]
 
 
@@ -107,19 +109,22 @@ CORRECTIONS = MappingProxyType(_entries)
 
 def correction(
     name: str, source: str = "", *, needs_proximal: bool = False, needs_lag: bool = False, of_sequence: bool = False,
-    **bounds: float,
+    of_batch: bool = False, **bounds: float,
 ) -> Callable[[Correction], Correction]:
     """Register the decorated function as a correction with this name; see `RegisteredCorrection` for the arguments.
 
     Raises:
-        ConfigError: A bound does not exist.
+        ConfigError: A bound does not exist, or the default of `clip_param` is not that of all corrections.
     """
     if unknown := bounds.keys() - set(Bounds._fields):
         raise ConfigError(f"bounds must be some of {', '.join(Bounds._fields)}, got {', '.join(sorted(unknown))}")
+    if bounds.get("clip_param", DEFAULT_CLIP) != DEFAULT_CLIP:
+        raise ConfigError(f"the default of clip_param is {DEFAULT_CLIP} for all corrections, got "
+                          f"{bounds['clip_param']}; give the algorithm's option clip_param another value")
 
     def register(function: Correction) -> Correction:
         _entries[name] = RegisteredCorrection(
-            function, source, needs_proximal, needs_lag, of_sequence, MappingProxyType(bounds))
+            function, source, needs_proximal, needs_lag, of_sequence, of_batch, MappingProxyType(bounds))
         return function
 
     return register
@@ -215,7 +220,7 @@ def ipo(steps: Steps, bounds: Bounds) -> Corrected:
 def decoupled(steps: Steps, bounds: Bounds) -> Corrected:
     """Clip pi / p around the proximal policy as PPO does, and weigh each step by min(p / mu, w)."""
     assert steps.proximal is not None
-    weight = _difference(steps.proximal, steps.behavior, steps.valid).exp().clamp(max=bounds.max_weight)
+    weight = difference(steps.proximal, steps.behavior, steps.valid).exp().clamp(max=bounds.max_weight)
     surrogate, is_clipped = _clipped(steps.relative(steps.proximal), steps.advantage, bounds.clip_param)
     return weight * surrogate, is_clipped
 
@@ -229,7 +234,7 @@ def a3po(steps: Steps, bounds: Bounds) -> Corrected:
     return decoupled(steps._replace(proximal=proximal), bounds)
 
 
-@correction("m2po", "Zheng et al. 2025, section 4", max_moment=0.04)
+@correction("m2po", "Zheng et al. 2025, section 4", of_batch=True, max_moment=0.04)
 def m2po(steps: Steps, bounds: Bounds) -> Corrected:
     """Leave out the steps with the largest (log r)^2 until the mean of the others is at most m; else r * A."""
     moment = steps.log_ratio.detach().square()

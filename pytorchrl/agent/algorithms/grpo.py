@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from pytorchrl.agent.actors.decoder import DecoderActor
 from pytorchrl.agent.algorithms.corrected import CorrectedAlgorithm
+from pytorchrl.agent.algorithms.corrections import difference
 from pytorchrl.agent.algorithms.generation import ON_NEW_WEIGHTS, Generation
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.data import (
@@ -157,7 +158,7 @@ class GRPO(CorrectedAlgorithm):
         weight = steps.ratio.detach()
         terms = {"policy_loss": -surrogate, "entropy": evaluated.entropy}
         if self._reference is not None:
-            log_ratio = batch.other[REFERENCE] - evaluated.logp
+            log_ratio = difference(batch.other[REFERENCE], evaluated.logp, batch.valid)
             terms["reference_kl"] = log_ratio.exp() - 1.0 - log_ratio
         return terms, {**measures, "weight": weight, "weight_squared": weight.square()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import EnvError, Problem
+from pytorchrl.support.problems import raise_all
 from pytorchrl.support.threads import State
 from pytorchrl.support.tracebacks import USER_ERRORS, brief_errors, reraise_of_signal
 from pytorchrl.support.worker_names import collection_worker
@@ -98,15 +99,6 @@ class TokenEnv(VecEnv):
             True, help="Whether new sequences start only when all have ended, so that all tokens of a rollout are "
                        "drawn with the same weights. Otherwise, a new one starts as soon as one has ended.")
 
-        def contradictions(self) -> Iterator[Problem]:
-            """Refuse incomplete groups."""
-            yield from super().contradictions()
-            if self.waits and self.vec_env_size % self.group_size:
-                yield Problem(
-                    f"vec_env_size={self.vec_env_size} must be a multiple of group_size={self.group_size}, so that "
-                    "groups are complete when all sequences have ended", "or set waits=False",
-                    ("vec_env_size", "group_size", "waits"))
-
     @classmethod
     @override
     @brief_errors
@@ -140,6 +132,11 @@ class TokenEnv(VecEnv):
         seed: int | None = None, num_threads: int = 1, incarnation: int = 0,
     ) -> None:
         is_training = is_training_mode(mode)
+        if is_training and options.waits and options.vec_env_size % options.group_size:
+            raise_all([Problem(
+                f"vec_env_size={options.vec_env_size} must be a multiple of group_size={options.group_size}, so that "
+                "groups are complete when all sequences have ended", "or set waits=False",
+                ("vec_env_size", "group_size", "waits"))])
         size = self.num_envs = options.vec_env_size
         self._where = collection_worker(index_grad_worker, index_col_worker)
         self._seeds_of = functools.partial(
@@ -176,6 +173,9 @@ class TokenEnv(VecEnv):
             if not isinstance(value, int) or value < 1:
                 raise EnvError(
                     f"{self._where}: {type(task).__name__}.{name} must be a whole number >= 1, got {value!r}")
+        if task.end is not None and task.end not in range(task.num_tokens):
+            raise EnvError(f"{self._where}: {type(task).__name__}.end must be None or a token from 0 to "
+                           f"{task.num_tokens - 1}, got {task.end!r}")
         return task
 
     @property
@@ -241,7 +241,10 @@ class TokenEnv(VecEnv):
         self._tokens[rows[valid], place[valid]] = action[valid]
         end = self._task.end
         is_cut = valid & (place - self._last >= self._max_answer)
-        terminated = is_cut if end is None else valid & (action == end)
+        if end is not None:
+            terminated = valid & (action == end)
+        else:
+            terminated = is_cut & (self._max_answer == self._task.max_answer)
         truncated = is_cut & ~terminated
         ended = terminated | truncated
         reward = np.zeros(self.num_envs, np.float32)

@@ -26,7 +26,8 @@ class GroupRows:
     environments. `group_size` consecutive episodes are a group. A group waits for its last member, while other groups
     go on. Groups leave in the order in which they become complete, or in the order in which they started.
 
-    A row waits as long as its steps are not valid and its observations are marked as first: such steps are not stored.
+    Steps that are not valid and lead to a first observation belong to no episode, and are not stored: those of rows
+    that wait, and resets.
     """
 
     def __init__(self, num_groups: int, group_size: int, num_envs: int, rhs: Obs, algorithm: object = None,
@@ -95,7 +96,7 @@ class GroupRows:
         """
         if not self._columns:
             self._allocate(acting, step)
-        stored = step.valid | ~(step.first & self._first)
+        stored = step.valid | ~step.first
         rows = self._every[stored]
         begun = rows[self._place[rows] == 0]
         self._number[begun] = np.arange(self._num_started, self._num_started + len(begun))

@@ -130,8 +130,9 @@ def sequences(
     """Return samples that are sequences of `length` steps (None: whole rollouts), for actors with memory.
 
     Shorter sequences are padded with invalid rows. These rows are marked as starts of episodes, so that the memory is
-    reset there. In invalid rows, action masks allow all actions, so that log-probabilities are finite. Sequences
-    without a valid row are never drawn. `others` is explained in `single_steps`.
+    reset there, unless the rollouts have no memory because they consist of whole episodes. In invalid rows, action
+    masks allow all actions, so that log-probabilities are finite. Sequences without a valid row are never drawn.
+    `others` is explained in `single_steps`.
     """
     longest = max(rollout.num_steps for rollout in rollouts)
     length = min(length or longest, longest)
@@ -147,7 +148,7 @@ def sequences(
 
     valid = columns([rollout.valid for rollout in rollouts])
     leaves = _leaves(columns, rollouts, advantages, returns, others)
-    leaves["done"] = columns([rollout.done for rollout in rollouts], fill=True)
+    leaves["done"] = columns([rollout.done for rollout in rollouts], fill=bool(rollouts[0].rhs))
     leaves["logp"] = torch.where(valid, leaves["logp"], 0.0)
     if leaves["mask"] is not None:
         leaves["mask"] = leaves["mask"] | ~valid.unsqueeze(-1)

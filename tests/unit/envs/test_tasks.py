@@ -43,6 +43,9 @@ def test_lengths_of_texts_have_the_stated_distribution():
 
 
 def test_wrong_sizes_are_refused():
-    for make in (lambda: SortDigits(0), lambda: Addition(0), lambda: Copy(0), lambda: Copy(tail=0.0)):
+    for make in (lambda: SortDigits(0), lambda: Addition(0), lambda: Copy(0)):
         with pytest.raises(ConfigError, match="must be >"):
             make()
+    with pytest.raises(ConfigError, match=r"tail must be at least 0\.1, got 0\.05"):
+        Copy(tail=0.05)
+    assert max(len(prompt) for prompt in prompts_of(Copy(4, 0.1), 4000)) == 5

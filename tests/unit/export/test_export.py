@@ -264,6 +264,12 @@ class Contrary(prl.PPO):
         return step._replace(action=1 - step.action, clipped_action=1 - step.clipped_action)
 
 
+def test_decoders_are_refused(tmp_path):
+    agent = prl.train("grpo", "tokens/SortDigits", target_steps=100, seed=1, progress=False)
+    with pytest.raises(ExportError, match=r"policies of DecoderActor cannot be exported, .*; load the run with"):
+        agent.export(tmp_path / "p.pt2", to="torch")
+
+
 def test_a_file_with_other_actions_is_not_left(tmp_path):
     agent = agent_of("ppo")
     contrary = prl.TrainedAgent(

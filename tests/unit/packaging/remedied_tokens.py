@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 import pytorchrl as prl
-from pytorchrl.envs.tasks import SortDigits
-from pytorchrl.play.audit import read_rows
+from pytorchrl.agent.algorithms.corrections import correction
+from pytorchrl.envs.tasks import Copy, SortDigits
+from pytorchrl.play.audit import audit, read_rows
 from tests.unit.packaging.remedied_calls import BOX, TWO, envs_of
 
 
@@ -25,9 +26,9 @@ def tokens_parts(actor=None, storage=None, algorithm=None):
         prl.GroupBuffer.create_factory(**(storage or {})))
 
 
-def tokens(**options):
+def tokens(microbatch_size=None, **options):
     """Make one update on a token task."""
-    built = prl.Scheme(*tokens_parts(**options), token_envs(), seed=1)
+    built = prl.Scheme(*tokens_parts(**options), token_envs(), seed=1, microbatch_size=microbatch_size)
     try:
         built.step()
     finally:
@@ -105,6 +106,11 @@ def token_calls(folder):
         (lambda: token_envs(vec_env_size=6), lambda: token_envs(vec_env_size=8),
          lambda: token_envs(vec_env_size=6, waits=False)),
         (lambda: tokens(storage={"group_size": 8}), lambda: tokens(storage={"group_size": 4})),
+        (lambda: tokens(algorithm={"correction": "m2po"}, microbatch_size=9),
+         lambda: tokens(algorithm={"correction": "m2po"})),
+        (lambda: audit(audited(folder, {**row, "mask": [0]})), lambda: audit(audited(folder, {**row, "mask": [1]}))),
+        (lambda: correction("wide", clip_param=0.4), lambda: tokens(algorithm={"clip_param": 0.4})),
+        (lambda: Copy(tail=0.01), lambda: Copy(tail=0.1)),
         (lambda: prl.Scheme(*tokens_parts(), train_envs_factory=envs_of()), tokens),
         (lambda: masked(prl.GroupBuffer.create_factory(1, group_size=2)),
          lambda: masked(prl.GAEBuffer.create_factory(4))),

@@ -95,6 +95,43 @@ def test_a_quantile_is_a_lag_that_occurs_and_tokens_without_an_advantage_do_not_
     assert found.corrections["tis"] == {"cut": 0.0, "without_gradient": 0.0, "weight": 1.0}
 
 
+def test_batches_and_tokens_count_by_the_tokens_that_are_trained_on(tmp_path):
+    row = {"trainer_logprobs": [-1.0, -1.0], "inference_logprobs": [-1.0, -1.0], "versions": 1}
+    rows = [{**row, "advantages": [1.0, 0.0], "version": 1}, {**row, "advantages": 0.0, "version": 2},
+            {**row, "advantages": 1.0, "mask": [0, 0], "version": 3},
+            {**row, "inference_logprobs": [-3.0, -1.0], "advantages": [2.0, 0.0], "version": 4}]
+    found = audit(read_rows(write(tmp_path / "rows.jsonl", rows)))
+    assert (found.rows, found.tokens, found.batches) == (4, 6, 3)
+    assert found.corrections["none"] == {"cut": 0.0, "without_gradient": 0.0, "weight": pytest.approx(1.0)}
+    assert found.corrections["tis"]["weight"] == pytest.approx((1.0 + 2.0) / 2)
+    assert found.corrections["mis"] == {"cut": pytest.approx(1 / 6), "without_gradient": 0.5, "weight": 0.5}
+    assert audit(read_rows(write(tmp_path / "rows.jsonl", rows[::-1]))) == found
+    with pytest.raises(ConfigError, match="the masks leave out all tokens; at least one must be 1"):
+        audit(read_rows(write(tmp_path / "rows.jsonl", [rows[2]])))
+
+
+def test_log_probabilities_that_are_far_apart_raise_alarms(tmp_path):
+    for trainer, generator in (([-1.0, -1.0], [-1000.0, -1000.0]), ([-1000.0, -1.0], [-1.0, -1.0])):
+        row = {"trainer_logprobs": trainer, "inference_logprobs": generator, "advantages": 1.0}
+        found = audit(read_rows(write(tmp_path / "rows.jsonl", [row, row])))
+        assert found.diagnostics["kl"] > 400
+        assert found.diagnostics["effective_sample_size"] == pytest.approx(1.0 if trainer[0] == trainer[1] else 0.5)
+        assert any(alarm.startswith("KL divergence") for alarm in found.alarms)
+
+
+def test_corrections_of_sequences_use_the_mean_advantage_of_the_sequence(tmp_path):
+    row = {"trainer_logprobs": [-1.0, -1.0], "inference_logprobs": [-1.1, -1.0], "advantages": [1.0, -0.1]}
+    found = audit(read_rows(write(tmp_path / "rows.jsonl", [row]))).corrections
+    assert found["gspo"]["weight"] == pytest.approx(np.exp(0.05))
+    assert found["mis_sequence"]["weight"] == pytest.approx(np.exp(0.1))
+    assert found["mis"]["weight"] == pytest.approx((np.exp(0.1) + 1) / 2)
+
+
+def test_texts_of_a_row_may_contain_any_end_of_a_line(tmp_path):
+    row = json.dumps({**ROW, "text": "a\u2028b\u2029c\u0085d"}, ensure_ascii=False)
+    assert len(read_rows(write(tmp_path / "rows.jsonl", [row, row]))) == 2
+
+
 def test_names_of_other_trainers_are_accepted(tmp_path):
     rows, *_ = planted(2)
     expected = audit(read_rows(write(tmp_path / "rows.jsonl", rows)))

@@ -13,6 +13,7 @@ from pytorchrl import PPO
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError
 from pytorchrl.learner import checkpoints
+from pytorchrl.training.training import Training, learner_of
 from pytorchrl.play.replay import first_difference, replay_batch, replay_update
 
 ENV = "CartPole-v1"
@@ -71,6 +72,54 @@ def is_at(acting, update):
     vectors = {name: torch.cat([value.reshape(-1) for value in values]) for name, values in groups.items() if values}
     vectors = vectors or {name: flat(update.after) for name in acting}
     return bool(vectors) and all(torch.equal(vector, acting[name]) for name, vector in vectors.items())
+
+
+def forget(directory):
+    """Remove all checkpoints but the newest; return the number of updates before it."""
+    for path in checkpoints.paths(directory / "checkpoints")[1:]:
+        path.unlink()
+    version, = saved(directory)
+    return version
+
+
+RESUMED = {
+    "on policy": ("ppo", ON_POLICY), "replay buffer": ("dqn", {"start_steps": 100}),
+    "asynchronous": ("ppo", {**ON_POLICY, "num_col_workers": 2, "col_communication": "async", "runtime": "simulated"}),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_that_was_resumed_is_made_again_with_its_checkpoints_and_targets(tmp_path, name):
+    algorithm, options = RESUMED[name]
+    options = {**KEPT, **options, "lr": pytorchrl.linear(1e-3, 1e-4)}
+    for target_steps in (200, 400, 600):
+        directory = train(algorithm, tmp_path / "run", **options, target_steps=target_steps, resume=True)
+    kept = saved(directory)
+    version = forget(directory)
+    for number in {min(kept), version}:
+        found = replay_update(directory, number)
+        assert (found.number, is_at(kept[number], found)) == (number, True)
+    whole = train(algorithm, tmp_path / "whole", **options)
+    difference = first_difference(directory, whole)
+    assert difference.unrepeated == []
+    assert difference.update < version
+    assert difference.tensor
+
+
+def test_a_run_that_was_interrupted_between_checkpoints_is_made_again(tmp_path):
+    def stopping(learner, after):
+        while learner.updates < after:
+            learner.step()
+        learner.save_checkpoint()
+        learner.stop()
+
+    directory, trained = tmp_path / "run", {"seed": 1, **SMALL, **ON_POLICY, **KEPT, "log_dir": tmp_path / "run"}
+    for after in (6, 22, 30):
+        learner, _ = learner_of(Training("ppo", ENV, {**trained, "resume": True}))
+        stopping(learner, after)
+    kept = saved(directory)
+    assert {6, 22, 30} <= kept.keys()
+    assert is_at(kept[forget(directory)], replay_update(directory, max(kept)))
 
 
 RUNS = {

@@ -171,4 +171,6 @@ def test_unknown_names_and_bounds_without_an_effect_are_refused():
         CorrectionOptions(correction="tis", max_shift=0.1)
     with pytest.raises(ConfigError, match=r"bounds must be some of .* got max_wait"):
         correction("slow", max_wait=1.0)
+    with pytest.raises(ConfigError, match=r"the default of clip_param is 0\.2 for all corrections, got 0\.4; give the"):
+        correction("wide", clip_param=0.4)
     assert CorrectionOptions(correction="icepop", min_weight=0.1, max_weight=3.0).max_weight == 3.0

@@ -110,6 +110,25 @@ def test_the_divergence_is_that_from_the_policy_before_training():
     assert infos[-1]["reference_kl"] > 1e-3
 
 
+def test_steps_that_are_not_valid_have_no_divergence():
+    scheme = scheme_of(reference_kl_coef=0.5, num_epochs=2)
+    algorithm = scheme.start().local_worker.algo
+    compute, seen = algorithm.compute_gradients, []
+
+    def impossible_padding(batch):
+        with torch.no_grad():
+            algorithm.actor.policy_head.bias[0] = -120.0
+        batch = dataclasses.replace(batch, action=torch.where(batch.valid, batch.action.clamp(min=1), 0))
+        gradients, info = compute(batch)
+        seen.append(bool(gradients[0].isfinite().all()) and gradients[0].abs().max() > 0)
+        return gradients, info
+
+    algorithm.compute_gradients = impossible_padding
+    scheme.step()
+    scheme.stop()
+    assert seen == [True]
+
+
 class Causal(nn.Module):
     """A model of tokens that depends on all earlier ones."""
 

@@ -189,6 +189,23 @@ def test_errors_of_a_task_name_its_method(method, value, message):
         sequences_of(envs_of(Broken, {"method": method, "value": value}), 10, random_tokens(5))
 
 
+def test_only_training_needs_whole_groups():
+    factory = envs_of(size=6, group_size=6).with_options(vec_env_size=4)
+    test = factory(mode="test", seed=1)
+    assert test.reset()[0]["obs"].shape == (4,)
+    test.close()
+    with pytest.raises(ConfigError, match="vec_env_size=4 must be a multiple of group_size=6"):
+        factory(seed=1)
+
+
+def test_answers_without_an_end_token_are_truncated_if_they_could_have_been_longer():
+    for longest, is_whole in ((None, True), (3, True), (2, False)):
+        factory = envs_of(kwargs={"end": None}, max_episode_steps=longest)
+        found = sequences_of(factory, 40, random_tokens(5))
+        assert {terminated for *_, terminated in found} == {is_whole}
+        assert {len(answer) for _, _, _, answer, *_ in found} == {3 if is_whole else 2}
+
+
 def test_wrong_options_are_refused():
     with pytest.raises(ConfigError, match="vec_env_size=6 must be a multiple of group_size=4"):
         envs_of(size=6, group_size=4)
@@ -197,6 +214,9 @@ def test_wrong_options_are_refused():
         envs_of(3)
     with pytest.raises(EnvError, match=r"Count\.max_answer must be a whole number >= 1, got 0"):
         envs_of(kwargs={"max_answer": 0})
+    for end in (5, -1, 0.5):
+        with pytest.raises(EnvError, match=rf"Count\.end must be None or a token from 0 to 4, got {end}"):
+            envs_of(kwargs={"end": end})
     with pytest.raises(EnvError, match="the task could not be built: TypeError"):
         envs_of(SortDigits, {"digits": 3})
     env = envs_of()(seed=1)
