@@ -17,6 +17,7 @@ from pytorchrl.agent.algorithms.corrections import CORRECTIONS
 from pytorchrl.agent.algorithms.precision import policies_of
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.env.common import CommonEnvOptions
 from pytorchrl.agent.env.single import GivenEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, learned_kind, provided_kind
@@ -69,7 +70,9 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
     fit = problems_in(check_fit, agent.algo_factory, agent.actor_factory, agent.storage_factory,
                       agent.train_envs_factory.num_envs)
     of_data = () if fit else dataset_problems(agent, settings.collection)
-    return [*fit, *of_data, *_given_env_problems(agent, settings), *_space_problems(agent),
+    envs = agent.train_envs_factory.options
+    of_envs = envs.training_problems() if isinstance(envs, CommonEnvOptions) else ()
+    return [*fit, *of_data, *of_envs, *_given_env_problems(agent, settings), *_space_problems(agent),
             *_sequence_problems(agent, settings), *_kept_problems(agent, settings), *_batch_problems(agent, settings),
             *_memory_problems(agent, settings), *_inference_problems(agent, settings),
             *_pickle_problems(agent, settings), *goal_problems(agent.storage_factory, agent.train_envs_factory)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import pytorchrl as prl
 from pytorchrl import ASYNC, Scheme, VecEnv
 from pytorchrl.agent.actors import DecoderActor
 from pytorchrl.agent.algorithms import GRPO
@@ -121,6 +122,14 @@ def test_microbatches_of_answers_of_different_lengths_add_up(make):
     for other in found[1:]:
         assert not torch.equal(other, found[0])
         assert torch.allclose(other, found[0], rtol=1e-4, atol=1e-6)
+
+
+def test_groups_limit_training_only(tmp_path):
+    agent = prl.train("grpo", "tokens/SortDigits", num_envs=32, group_size=16, target_steps=128, eval_every=64,
+                      eval_episodes=3, log_dir=tmp_path / "run", seed=1, progress=False)
+    assert agent.evaluate(5).return_mean == prl.load(tmp_path / "run").evaluate(5).return_mean
+    with pytest.raises(ConfigError, match="vec_env_size=24 must be a multiple of group_size=16"):
+        prl.train("grpo", "tokens/SortDigits", num_envs=24, group_size=16, target_steps=128, progress=False)
 
 
 def test_corrections_of_whole_minibatches_refuse_microbatches(make):

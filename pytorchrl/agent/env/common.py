@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.statistics import Monitor
 from pytorchrl.agent.options import Options, option
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
-from pytorchrl.errors import ConfigError, EnvError
+from pytorchrl.errors import ConfigError, EnvError, Problem
 from pytorchrl.support.untyped import OptionValue
 from pytorchrl.support.worker_names import collection_worker, in_file_name
 
@@ -65,6 +65,10 @@ class CommonEnvOptions(Options):
         for wrapper in self.wrappers:
             if not callable(wrapper):
                 raise ConfigError(f"wrappers must be functions that take and return an environment, got {wrapper!r}")
+
+    def training_problems(self) -> Iterator[Problem]:
+        """Yield the contradictions that matter only to environments of training, not to those of evaluations."""
+        yield from ()
 
 
 def is_training_mode(mode: str) -> bool:

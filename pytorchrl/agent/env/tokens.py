@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +100,15 @@ class TokenEnv(VecEnv):
             True, help="Whether new sequences start only when all have ended, so that all tokens of a rollout are "
                        "drawn with the same weights. Otherwise, a new one starts as soon as one has ended.")
 
+        @override
+        def training_problems(self) -> Iterator[Problem]:
+            yield from super().training_problems()
+            if self.waits and self.vec_env_size % self.group_size:
+                yield Problem(
+                    f"vec_env_size={self.vec_env_size} must be a multiple of group_size={self.group_size}, so that "
+                    "groups are complete when all sequences have ended", "or set waits=False",
+                    ("vec_env_size", "group_size", "waits"))
+
     @classmethod
     @override
     @brief_errors
@@ -121,7 +131,7 @@ class TokenEnv(VecEnv):
         """
         built = build_options(cls, {"env_fn": env_fn, "env_kwargs": dict(env_kwargs or {}),
                                     "vec_env_size": vec_env_size, **options})
-        probe = cls(built, seed=0)
+        probe = cls(dataclasses.replace(built, group_size=1), seed=0)
         probe.reset()
         probe.close()
         return EnvFactory(cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
@@ -132,11 +142,8 @@ class TokenEnv(VecEnv):
         seed: int | None = None, num_threads: int = 1, incarnation: int = 0,
     ) -> None:
         is_training = is_training_mode(mode)
-        if is_training and options.waits and options.vec_env_size % options.group_size:
-            raise_all([Problem(
-                f"vec_env_size={options.vec_env_size} must be a multiple of group_size={options.group_size}, so that "
-                "groups are complete when all sequences have ended", "or set waits=False",
-                ("vec_env_size", "group_size", "waits"))])
+        if is_training:
+            raise_all(options.training_problems())
         size = self.num_envs = options.vec_env_size
         self._where = collection_worker(index_grad_worker, index_col_worker)
         self._seeds_of = functools.partial(

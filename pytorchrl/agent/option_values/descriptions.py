@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.algorithms.registry import subclasses
+from pytorchrl.agent.env.tokens import TokenTask
 from pytorchrl.agent.env.vec_env import EnvFactory
 from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
@@ -47,8 +48,10 @@ FACTORY, FLOAT = "__factory__", "__float__"
 _CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, _OTHER = (
     "__code__", "schedule", "__partial__", "__space__", "__tuple__", "__mapping__", "__other__")
 _SPECIAL = (_CODE, _SCHEDULE, _PARTIAL, _SPACE, _TUPLE, _MAPPING, FLOAT, _OTHER)
+_OWN = "pytorchrl"  # the package whose modules may always be imported
 _LONGEST = 80  # characters of a text that an error shows
-KINDS: tuple[type, ...] = (Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper, gym.vector.VectorEnv)
+KINDS: tuple[type, ...] = (
+    Part, torch.nn.Module, torch.optim.Optimizer, gym.Env, gym.Wrapper, gym.vector.VectorEnv, TokenTask)
 """The base classes of the code that a file may name without trust."""
 # Module of the callbacks, and names of the wrappers, that a file may give arguments without trust: they neither write
 # other files nor open windows.
@@ -290,8 +293,8 @@ def find_part(reference: str, trust: Trust, *more: type) -> object:
     module, _, name = reference.partition(":")
     if found is None and module in sys.modules:
         found = vars(sys.modules[module]).get(name)  # not `getattr`, which can execute code of the module
-    elif found is None and trust is Trust.INSTALLED:
-        found = find_code(reference, trust)
+    elif found is None and (trust is Trust.INSTALLED or module.partition(".")[0] == _OWN):
+        found = find_code(reference, Trust.INSTALLED)
     if isinstance(found, type) and issubclass(found, kinds):
         return found
     raise ConfigError(f"{reference} is a function, or a class that this process has not imported, or no part of an "

@@ -265,9 +265,11 @@ class Contrary(prl.PPO):
 
 
 def test_decoders_are_refused(tmp_path):
-    agent = prl.train("grpo", "tokens/SortDigits", target_steps=100, seed=1, progress=False)
+    agent = prl.train("grpo", "tokens/SortDigits", target_steps=100, seed=1, progress=False, log_dir=tmp_path / "run")
     with pytest.raises(ExportError, match=r"policies of DecoderActor cannot be exported, .*; load the run with"):
         agent.export(tmp_path / "p.pt2", to="torch")
+    token, memory = prl.load(tmp_path / "run").act(3)
+    assert (token.dtype, memory["length"].item()) == (np.int64, 1)
 
 
 def test_a_file_with_other_actions_is_not_left(tmp_path):

@@ -26,9 +26,9 @@ def tokens_parts(actor=None, storage=None, algorithm=None):
         prl.GroupBuffer.create_factory(**(storage or {})))
 
 
-def tokens(microbatch_size=None, **options):
+def tokens(microbatch_size=None, envs=None, **options):
     """Make one update on a token task."""
-    built = prl.Scheme(*tokens_parts(**options), token_envs(), seed=1, microbatch_size=microbatch_size)
+    built = prl.Scheme(*tokens_parts(**options), token_envs(**(envs or {})), seed=1, microbatch_size=microbatch_size)
     try:
         built.step()
     finally:
@@ -103,8 +103,8 @@ def token_calls(folder):
         (lambda: prl.GRPO.create_factory(mini_batch_size=8), lambda: prl.GRPO.create_factory(num_mini_batch=8)),
         (lambda: prl.PPO.create_factory(correction="gspo"), lambda: prl.PPO.create_factory(correction="tis"),
          lambda: prl.GRPO.create_factory(correction="gspo")),
-        (lambda: token_envs(vec_env_size=6), lambda: token_envs(vec_env_size=8),
-         lambda: token_envs(vec_env_size=6, waits=False)),
+        (lambda: tokens(envs={"vec_env_size": 6}), lambda: tokens(envs={"vec_env_size": 8}),
+         lambda: tokens(envs={"vec_env_size": 6, "waits": False})),
         (lambda: tokens(storage={"group_size": 8}), lambda: tokens(storage={"group_size": 4})),
         (lambda: tokens(algorithm={"correction": "m2po"}, microbatch_size=9),
          lambda: tokens(algorithm={"correction": "m2po"})),

@@ -208,7 +208,7 @@ def test_answers_without_an_end_token_are_truncated_if_they_could_have_been_long
 
 def test_wrong_options_are_refused():
     with pytest.raises(ConfigError, match="vec_env_size=6 must be a multiple of group_size=4"):
-        envs_of(size=6, group_size=4)
+        envs_of(size=6, group_size=4)(seed=1)
     assert envs_of(size=6, group_size=4, waits=False).num_envs == 6
     with pytest.raises(ConfigError, match="env_fn must be a function, got 3"):
         envs_of(3)
