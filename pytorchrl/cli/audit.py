@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytorchrl.agent.algorithms.corrections import CORRECTIONS
 from pytorchrl.cli.output import show, show_in_red, show_table, wrapped
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.play.audit import audit, read_rows
@@ -33,9 +34,13 @@ def run(arguments: Sequence[str]) -> int:
             for cause, lag in found.lags.items()])
     else:
         show("the lag is unknown, because the rows have no versions")
-    show("", *(f"{name.replace('_', ' ')}: {value:.4f}" for name, value in found.diagnostics.items()), "")
+    show("", *(f"{name.replace('_', ' ')}: {value:.4g}" for name, value in found.diagnostics.items()))
+    if "mismatch" not in found.diagnostics:
+        show("the mismatch is unknown, because no token is known to be without lag")
+    show("")
     show_table(("correction", "cut", "without gradient", "mean weight"), [
-        (name, f"{effect['cut']:.1%}", f"{effect['without_gradient']:.1%}", f"{effect['weight']:.3f}")
+        (name, "-", "-", "-") if CORRECTIONS[name].needs_lag and "total" not in found.lags else
+        (name, f"{effect['cut']:.1%}", f"{effect['without_gradient']:.1%}", f"{effect['weight']:.4g}")
         for name, effect in found.corrections.items()])
     if found.alarms:
         show("")

@@ -32,7 +32,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 """The fields of a row, each with the names that other trainers give it; other fields are ignored.
 
 - `trainer_logprobs` and `inference_logprobs`: log-probabilities of the tokens, by the trainer and by the generator.
-- `old_logprobs` (optional): those by the trainer's weights before its first update with the row.
+- `old_logprobs` (optional): those by the trainer's weights before its first update with the row. They stand for
+  `trainer_logprobs` if these are missing.
 - `advantages`: one number, or one for each token.
 - `mask` (optional): 1 for tokens that are trained on, else 0.
 - `versions` (optional): versions of the weights that drew the tokens, or one for all.
@@ -41,6 +42,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 """
 _NEEDED, _ENDS = ("trainer_logprobs", "inference_logprobs", "advantages"), ("end_version", "version")
 _LOGPROBS = ("trainer_logprobs", "inference_logprobs", "old_logprobs")
+_ROUNDING = 1e-3  # of log-probabilities, which may be above 0 by so much
 LIMITS: Mapping[str, float] = {"effective_sample_size": 0.5, "kl": 0.1, "mismatch": 0.02, "left_out": 0.2}
 """Bounds of the diagnostics: a smaller effective sample size, or a larger other value, is an alarm."""
 
@@ -95,7 +97,7 @@ def read_rows(path: Path) -> list[LoggedSequence]:
             field.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # a text in a row may contain other ends of lines
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text in a row may contain other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
     rows = [_row(line, f"{path.name}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
@@ -111,15 +113,17 @@ def _row(line: str, where: str) -> LoggedSequence:
     if not size:
         raise ConfigError(f"{where}: {logprobs[0]!r} must be a list with a number for each token, got "
                           f"{logprobs[1]!r:.40}")
-    values = {field: _numbers(where, *named, size=size, is_single=field in ("advantages", "versions"))
-              for field, named in given.items() if field not in _ENDS}
-    for field in (name for name in _LOGPROBS if name in values):
-        if values[field].max() > 0:
-            raise ConfigError(f"{where}: {given[field][0]!r} must be at most 0, because they are logarithms of "
-                              f"probabilities, got {values[field].max()}")
-    mask = values.get("mask", np.ones(size))
+    mask = np.ones(size)
+    if "mask" in given:
+        mask = _numbers(where, *given["mask"], used=mask)
     if len(wrong := mask[~np.isin(mask, (0.0, 1.0))]):
         raise ConfigError(f"{where}: {given['mask'][0]!r} must consist of 0 and 1, got {wrong[0]}")
+    values = {field: _numbers(where, *named, used=mask, is_single=field in ("advantages", "versions"))
+              for field, named in given.items() if field not in (*_ENDS, "mask")}
+    for field in (name for name in _LOGPROBS if name in values):
+        if values[field].max() > _ROUNDING:
+            raise ConfigError(f"{where}: {given[field][0]!r} must be at most 0, because they are logarithms of "
+                              f"probabilities, got {values[field].max()}")
     ends = {field: _version(where, *given[field]) for field in _ENDS if field in given}
     versions = values.get("versions")
     if versions is not None:
@@ -141,26 +145,40 @@ def _fields(line: str, where: str) -> dict[str, tuple[str, object]]:
         raise ConfigError(f"{where}: expected a JSON object, got {type(found).__name__}")
     given: dict[str, tuple[str, object]] = {}
     for field, others in FIELDS.items():
-        names = [name for name in (field, *others) if name in found]
+        names = [name for name in (field, *others) if found.get(name) is not None]
         if len(names) > 1:
             raise ConfigError(f"{where}: {' and '.join(names)} are names of the same field; leave all but one out")
         if names:
             given[field] = names[0], found[names[0]]
-        elif field in _NEEDED:
-            raise ConfigError(f"{where}: {field!r} is missing (also accepted: {' or '.join(map(repr, others))})")
+    if "trainer_logprobs" not in given and "old_logprobs" in given:
+        given["trainer_logprobs"] = given["old_logprobs"]
+    for field in _NEEDED:
+        if field not in given:
+            raise ConfigError(
+                f"{where}: {field!r} is missing (also accepted: {' or '.join(map(repr, FIELDS[field]))})")
     return given
 
 
-def _numbers(where: str, name: str, value: object, *, size: int, is_single: bool) -> np.ndarray:
-    """Return `size` finite numbers, (size,) float64; a single number stands for all if `is_single`."""
+def _numbers(where: str, name: str, value: object, *, used: np.ndarray, is_single: bool = False) -> np.ndarray:
+    """Return a finite number for each token, (size,) float64; 0 for those that are not used.
+
+    Args:
+        where: Place of the row.
+        name: Name of the field.
+        value: Its value.
+        used: (size,), 0 for tokens that are not used, whose values may be anything.
+        is_single: Whether a single number stands for all tokens.
+    """
+    size = len(used)
     if is_single and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value] * size
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: {name!r} must be a list with a number for each token, got {value!r:.40}")
+        raise ConfigError(f"{where}: {name!r} must be {'a number, or ' if is_single else ''}a list with a number for "
+                          f"each token, got {value!r:.40}")
     if len(value) != size:
         raise ConfigError(f"{where}: {name!r} has {len(value)} numbers, but there are {size} tokens")
-    wrong = [item for item in value if not isinstance(item, (int, float)) or not math.isfinite(item)]
-    if wrong:
+    value = [item if is_used else 0.0 for item, is_used in zip(value, used.tolist(), strict=True)]
+    if wrong := [item for item in value if not isinstance(item, (int, float)) or not math.isfinite(item)]:
         raise ConfigError(f"{where}: {name!r} must consist of finite numbers, got {wrong[0]!r:.40}")
     return np.array(value, np.float64)
 
@@ -295,5 +313,5 @@ def _alarms(diagnostics: Mapping[str, float], corrections: Mapping[str, Mapping[
     if not diagnostics.get("mismatch", 0.0) <= limits["mismatch"]:
         yield (f"tokens without lag have log-probabilities that differ by {diagnostics['mismatch']:.3f} on average: "
                "trainer and generator compute different policies")
-    if corrections["ppo"]["cut"] > limits["left_out"]:
-        yield f"PPO would clip {corrections['ppo']['cut']:.0%} of the tokens, more than {limits['left_out']:.0%}"
+    if (share := corrections["ppo"]["without_gradient"]) > limits["left_out"]:
+        yield f"PPO would ignore {share:.0%} of the tokens, because it clips their ratio"

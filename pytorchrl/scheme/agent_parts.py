@@ -19,6 +19,7 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.common import CommonEnvOptions
 from pytorchrl.agent.env.single import GivenEnv
+from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.factories import Agent
 from pytorchrl.agent.fit import check_fit, learned_kind, provided_kind
 from pytorchrl.agent.options import Factory, PartFactory
@@ -73,9 +74,10 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
     envs = agent.train_envs_factory.options
     of_envs = envs.training_problems() if isinstance(envs, CommonEnvOptions) else ()
     return [*fit, *of_data, *of_envs, *_given_env_problems(agent, settings), *_space_problems(agent),
-            *_sequence_problems(agent, settings), *_kept_problems(agent, settings), *_batch_problems(agent, settings),
-            *_memory_problems(agent, settings), *_inference_problems(agent, settings),
-            *_pickle_problems(agent, settings), *goal_problems(agent.storage_factory, agent.train_envs_factory)]
+            *_context_problems(agent), *_sequence_problems(agent, settings), *_kept_problems(agent, settings),
+            *_batch_problems(agent, settings), *_memory_problems(agent, settings),
+            *_inference_problems(agent, settings), *_pickle_problems(agent, settings),
+            *goal_problems(agent.storage_factory, agent.train_envs_factory)]
 
 
 def _given_env_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
@@ -120,6 +122,14 @@ def _policy_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         yield Problem("weight_norm='buffer' with several policies needs a single replay shard, because it depends on "
                       "all priorities in the replay", "give num_replay_workers=1 or weight_norm='batch'",
                       ("weight_norm", "num_replay_workers"))
+
+
+def _context_problems(agent: Agent) -> Iterator[Problem]:
+    """Refuse a decoder whose context is shorter than the sequences of the environments."""
+    envs, context = agent.train_envs_factory.options, getattr(agent.actor_factory.options, "context", None)
+    if isinstance(envs, TokenEnv.Options) and context is not None and context < (needed := envs.needed_context()):
+        yield Problem(f"context={context} is smaller than the {needed} tokens of the longest prompt and its answer",
+                      f"give context={needed}", ("context",))
 
 
 def _space_problems(agent: Agent) -> Iterator[Problem]:

@@ -132,6 +132,14 @@ def test_groups_limit_training_only(tmp_path):
         prl.train("grpo", "tokens/SortDigits", num_envs=24, group_size=16, target_steps=128, progress=False)
 
 
+def test_a_context_that_is_too_small_is_refused_at_the_start(make):
+    with pytest.raises(ConfigError, match="context=10 is smaller than the 11 tokens of the longest prompt and"):
+        make(actor={"context": 10})
+    scheme = make(actor={"context": 11, "width": 8})
+    scheme.step()
+    close(scheme)
+
+
 def test_corrections_of_whole_minibatches_refuse_microbatches(make):
     with pytest.raises(ConfigError, match="correction='m2po' compares all steps of a minibatch, which microbatch_size"):
         make(correction="m2po", microbatch_size=10)

@@ -19,10 +19,12 @@ from typing_extensions import override
 from pytorchrl.agent.actors.extractors import linear
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.data import OBS_LEAF, Obs
+from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ContractError, NonFiniteDataError, Problem, SpaceError
+from pytorchrl.support.tracebacks import USER_ERRORS, reraise_of_signal
 from pytorchrl.support.untyped import OptionValue
 
 CACHE, LENGTH, TOKENS, VERSION = "cache", "length", "tokens", "version"
@@ -155,6 +157,23 @@ def _check(place: Tensor, context: int) -> None:
             "DecoderActor a context as large as prompt and answer")
 
 
+def _built(build: Callable[..., nn.Module], num_tokens: int, context: int) -> nn.Module:
+    """Return the model that a user's function builds.
+
+    Raises:
+        ContractError: The function raises an exception, or returns no module.
+    """
+    try:
+        found: object = build(num_tokens, context)
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
+        raise ContractError(f"module of DecoderActor raised {describe(failure)}; it must accept the number of tokens "
+                            f"({num_tokens}) and the context ({context})") from failure
+    if not isinstance(found, nn.Module):
+        raise ContractError(f"module of DecoderActor must return a torch.nn.Module, got {type(found).__name__}")
+    return found
+
+
 class OwnDecoder(nn.Module):
     """A causal model of the user's, in the place of a `Decoder`; it has no cache, so each step computes all tokens.
 
@@ -170,6 +189,22 @@ class OwnDecoder(nn.Module):
     def __init__(self, module: nn.Module, num_tokens: int, context: int) -> None:
         super().__init__()
         self.module, self.context, self.out_features = module, context, num_tokens
+        self._check_is_causal()
+
+    @torch.no_grad()
+    def _check_is_causal(self) -> None:
+        """Raise `ContractError` if the scores after earlier tokens depend on the last one."""
+        was_training = self.module.training
+        parameter = next(self.module.parameters(), torch.empty(0))
+        tokens = torch.zeros(1, self.context, dtype=torch.int64, device=parameter.device)
+        other = tokens.clone()
+        other[0, -1] = self.out_features - 1
+        self.module.eval()
+        before, after = (self.scores(each)[0, :-1] for each in (tokens, other))
+        self.module.train(was_training)
+        if not torch.allclose(before, after, atol=1e-4, equal_nan=True):
+            raise ContractError("the model that module builds is not causal: the last token changes the scores after "
+                                "earlier ones; mask the attention to later tokens, or use a model in one direction")
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Return scores (B, L, num_tokens) float32 of the tokens after each of the tokens (B, L).
@@ -246,6 +281,10 @@ class DecoderActor(OnPolicyActor):
         def contradictions(self) -> Iterator[Problem]:
             """Refuse heads of different sizes."""
             yield from super().contradictions()
+            if isinstance(self.module, nn.Module):
+                yield Problem(
+                    f"module must be a function that builds a model, got a model of {type(self.module).__name__}",
+                    "give a function of the number of tokens and of the context that returns it", ("module",))
             if self.module is not None:
                 yield from self._without_effect(("num_layers", "width", "num_heads"), "module=None", "module")
             if self.width % self.num_heads:
@@ -264,7 +303,7 @@ class DecoderActor(OnPolicyActor):
         if options.module is not None:
             num_tokens = self.distribution.num_outputs
             self.decoder: Decoder | OwnDecoder = OwnDecoder(
-                options.module(num_tokens, options.context), num_tokens, options.context)
+                _built(options.module, num_tokens, options.context), num_tokens, options.context)
             self.policy_head = nn.Identity()
             self.value_head = linear(num_tokens, 1, 1.0, generator)
             return

@@ -68,6 +68,26 @@ class TokenTask(ABC):
         """Return the reward of an answer, which includes the token `end` if there is one."""
 
 
+def _task_of(options: TokenEnv.Options, is_training: bool, where: str) -> TokenTask:
+    """Build a task, and check its attributes; `where` names the worker in errors."""
+    kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
+    try:
+        task: TokenTask = options.env_fn(**kwargs)
+        for wrap in options.wrappers:
+            task = wrap(task)
+    except USER_ERRORS as failure:
+        reraise_of_signal(failure)
+        raise EnvError(f"{where}: the task could not be built: {describe(failure)}") from failure
+    for name in ("num_tokens", "max_prompt", "max_answer"):
+        value = getattr(task, name, None)
+        if not isinstance(value, int) or value < 1:
+            raise EnvError(f"{where}: {type(task).__name__}.{name} must be a whole number >= 1, got {value!r}")
+    if task.end is not None and task.end not in range(task.num_tokens):
+        raise EnvError(f"{where}: {type(task).__name__}.end must be None or a token from 0 to {task.num_tokens - 1}, "
+                       f"got {task.end!r}")
+    return task
+
+
 class TokenEnv(VecEnv):
     """E sequences of tokens that grow by one token per step; an episode is a prompt and its answer.
 
@@ -99,6 +119,16 @@ class TokenEnv(VecEnv):
         waits: bool = option(
             True, help="Whether new sequences start only when all have ended, so that all tokens of a rollout are "
                        "drawn with the same weights. Otherwise, a new one starts as soon as one has ended.")
+
+        def needed_context(self) -> int:
+            """Return the largest number of tokens that an actor reads: a prompt, and an answer without its last token.
+
+            Raises:
+                EnvError: The task cannot be built.
+            """
+            tasks = [_task_of(self, is_training, "the environments") for is_training in (True, False)]
+            return max(task.max_prompt + min(task.max_answer, self.max_episode_steps or task.max_answer) - 1
+                       for task in tasks)
 
         @override
         def training_problems(self) -> Iterator[Problem]:
@@ -150,7 +180,7 @@ class TokenEnv(VecEnv):
             env_seeds, is_training=is_training, path=(index_grad_worker, index_col_worker, incarnation), num_envs=size)
         self.seeds = self._seeds_of(seed)
         self._state = State.NEW
-        self._task = self._build_task(options, is_training)
+        self._task = _task_of(options, is_training, self._where)
         self._max_answer = min(self._task.max_answer, options.max_episode_steps or self._task.max_answer)
         self._group_size, self._waits = (options.group_size, options.waits) if is_training else (1, False)
         space = spaces.Discrete(self._task.num_tokens)
@@ -165,25 +195,6 @@ class TokenEnv(VecEnv):
         self._last = np.zeros(size, np.int64)  # place of the last token of the prompt
         self._waiting = np.zeros(size, np.bool_)
         self._num_started, self._prompt = 0, np.zeros(0, np.int64)
-
-    def _build_task(self, options: Options, is_training: bool) -> TokenTask:
-        kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
-        try:
-            task: TokenTask = options.env_fn(**kwargs)
-            for wrap in options.wrappers:
-                task = wrap(task)
-        except USER_ERRORS as failure:
-            reraise_of_signal(failure)
-            raise EnvError(f"{self._where}: the task could not be built: {describe(failure)}") from failure
-        for name in ("num_tokens", "max_prompt", "max_answer"):
-            value = getattr(task, name, None)
-            if not isinstance(value, int) or value < 1:
-                raise EnvError(
-                    f"{self._where}: {type(task).__name__}.{name} must be a whole number >= 1, got {value!r}")
-        if task.end is not None and task.end not in range(task.num_tokens):
-            raise EnvError(f"{self._where}: {type(task).__name__}.end must be None or a token from 0 to "
-                           f"{task.num_tokens - 1}, got {task.end!r}")
-        return task
 
     @property
     @override

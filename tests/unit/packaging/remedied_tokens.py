@@ -46,6 +46,13 @@ class Causal(torch.nn.Module):
         return self.net(self.embed(tokens))[0]
 
 
+class Bidirectional(Causal):
+    """A model that is not causal."""
+
+    def forward(self, tokens):
+        return super().forward(tokens.flip(1)).flip(1)
+
+
 MODULE = {"module": Causal}
 
 
@@ -93,6 +100,9 @@ def token_calls(folder):
         (lambda: tokens(actor=MODULE, algorithm={"on_new_weights": "keep"}), lambda: tokens(actor=MODULE),
          lambda: tokens(actor=MODULE, algorithm={"on_new_weights": "recompute"}),
          lambda: tokens(algorithm={"on_new_weights": "keep"})),
+        (lambda: tokens(actor={"module": Causal(11, 9)}), lambda: tokens(actor=MODULE)),
+        (lambda: tokens(actor={"module": lambda: Causal(11, 9)}), lambda: tokens(actor=MODULE)),
+        (lambda: tokens(actor={"module": Bidirectional}), lambda: tokens(actor=MODULE)),
         (lambda: audited(folder), lambda: audited(folder, row)),
         (lambda: audited(folder, {**row, "log_probs": [-1.0]}), lambda: audited(folder, row)),
         (lambda: infer_centrally(cancels_unfinished=True), infer_centrally,

@@ -127,6 +127,21 @@ def test_corrections_of_sequences_use_the_mean_advantage_of_the_sequence(tmp_pat
     assert found["mis"]["weight"] == pytest.approx((np.exp(0.1) + 1) / 2)
 
 
+def test_rows_as_trainers_write_them_are_accepted(tmp_path):
+    expected = audit(read_rows(write(tmp_path / "rows.jsonl", [{**ROW, "mask": [1, 0]}])))
+    path = tmp_path / "rows.jsonl"
+    for strange in (None, float("nan"), float("-inf"), 3.0):
+        row = {**ROW, "mask": [1, 0], "inference_logprobs": [-1.1, strange], "trainer_logprobs": [-1.0, strange],
+               "old_per_token_logps": None}
+        path.write_text("\ufeff" + json.dumps(row), encoding="utf-8")
+        assert audit(read_rows(path)) == expected
+    rounded = {**ROW, "trainer_logprobs": [1e-6, -1.0]}
+    assert read_rows(write(path, [rounded]))[0].logp.tolist() == [1e-6, -1.0]
+    verl = {"old_log_probs": [-1.0, -2.0], "rollout_log_probs": [-1.1, -2.0], "advantages": 0.5}
+    both = {**verl, "trainer_logprobs": [-1.0, -2.0]}
+    assert audit(read_rows(write(path, [verl]))) == audit(read_rows(write(path, [both])))
+
+
 def test_texts_of_a_row_may_contain_any_end_of_a_line(tmp_path):
     row = json.dumps({**ROW, "text": "a\u2028b\u2029c\u0085d"}, ensure_ascii=False)
     assert len(read_rows(write(tmp_path / "rows.jsonl", [row, row]))) == 2
@@ -156,6 +171,7 @@ MALFORMED = {
     "missing": ({**ROW, "inference_logprobs": ...}, r"line 2: 'inference_logprobs' is missing \(also accepted: 'samp"),
     "two names": ({**ROW, "log_probs": [-1.0, -1.0]}, "line 2: trainer_logprobs and log_probs are names of the same"),
     "no list": ({**ROW, "trainer_logprobs": -1.0}, "line 2: 'trainer_logprobs' must be a list with a number for each"),
+    "text for all": ({**ROW, "advantages": "1.0"}, "line 2: 'advantages' must be a number, or a list with a number f"),
     "empty": ({**ROW, "trainer_logprobs": []}, r"line 2: 'trainer_logprobs' must be a list with a number .*, got \[\]"),
     "other length": ({**ROW, "inference_logprobs": [-1.0]}, "'inference_logprobs' has 1 numbers, but there are 2"),
     "text": ({**ROW, "trainer_logprobs": [-1.0, "x"]}, "'trainer_logprobs' must consist of finite numbers, got 'x'"),
@@ -197,5 +213,11 @@ def test_the_command_prints_tables_and_alarms(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["diagnostics"]["effective_sample_size"] < LIMITS["effective_sample_size"]
     assert main(["audit", str(write(path, [{**ROW, "inference_logprobs": ROW["trainer_logprobs"]}]))]) == 0
+    assert "mismatch is unknown" in capsys.readouterr().out
+    short = {name: ROW[name] for name in ("trainer_logprobs", "advantages")}
+    assert main(["audit", str(write(path, [{**short, "inference_logprobs": [-1.0, -200.0]}]))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("a3po")] == [["a3po", "-", "-", "-"]]
+    assert max(map(len, lines)) < 100
     assert main(["audit", str(write(path, ["{"]))]) == 2
     assert "rows.jsonl, line 1: expected a JSON object" in capsys.readouterr().err

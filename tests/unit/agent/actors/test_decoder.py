@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from pytorchrl.agent.actors import DecoderActor
-from pytorchrl.errors import ConfigError, NonFiniteDataError, SpaceError
+from pytorchrl.errors import ConfigError, ContractError, NonFiniteDataError, SpaceError
 
 TOKENS, CONTEXT, WIDTH, HEADS = 7, 10, 16, 4
 CLOSE = {"rtol": 0.0, "atol": 5e-6}
@@ -124,6 +124,42 @@ def test_a_sequence_beyond_the_context_is_refused():
         stepped(actor, tokens, done, actor.initial_states(2))
     with pytest.raises(NonFiniteDataError, match="context is 3"):
         actor.policy_features({"obs": tokens}, {}, done)
+    assert actor_of(context=4).policy_features({"obs": tokens}, {}, done)[0].shape[:2] == (4, 2)
+
+
+class Bidirectional(nn.Module):
+    """A model that is not causal."""
+
+    def __init__(self, num_tokens, context):
+        super().__init__()
+        self.embed = nn.Embedding(num_tokens, 4)
+        self.net = nn.GRU(4, num_tokens, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens):
+        return self.net(self.embed(tokens))[0][..., self.embed.num_embeddings:]
+
+
+class Causal(Bidirectional):
+    """A causal model, with dropout."""
+
+    def forward(self, tokens):
+        hidden = self.net(self.embed(tokens))[0].unflatten(-1, (2, -1))[..., 0, :]
+        return nn.functional.dropout(hidden, training=self.training)
+
+
+@pytest.mark.parametrize(("module", "message"), [
+    (Bidirectional, "the model that module builds is not causal: the last token changes the scores after earlier"),
+    (lambda num_tokens: Causal(num_tokens, 4), r"raised TypeError: .*; it must accept the number of tokens \(5\) and"),
+    (lambda num_tokens, context: "model", "module of DecoderActor must return a torch.nn.Module, got str"),
+])
+def test_models_of_the_users_that_cannot_work_are_refused(module, message):
+    space = Discrete(5)
+    with pytest.raises(ContractError, match=message):
+        DecoderActor.create_factory(space, space, context=4, module=module)(device="cpu", seed=1)
+    with pytest.raises(ConfigError, match="module must be a function that builds a model, got a model of Causal"):
+        DecoderActor.create_factory(space, space, context=4, module=Causal(5, 4))
+    actor = DecoderActor.create_factory(space, space, context=4, module=Causal)(device="cpu", seed=1)
+    assert actor.decoder.module.training == actor.training
 
 
 def test_wrong_options_are_refused():
