@@ -171,7 +171,7 @@ _ALGORITHMS = [
          ("ratio.clamp(max=1.0 + bounds.clip_param)", "ratio.clamp(1.0 - bounds.clip_param, 1.0 + bounds.clip_param)"),
          ("is_cut = (ratio < bounds.min_weight) | (ratio > bounds.max_weight)", "is_cut = ratio > bounds.max_weight"),
          ("(probabilities[0] - probabilities[1]).abs()", "(probabilities[0] - probabilities[1])"),
-         ("_difference(steps.proximal, steps.behavior, steps.valid)", "_difference(steps.logp.detach(), steps.behavior,"
+         ("difference(steps.proximal, steps.behavior, steps.valid)", "_difference(steps.logp.detach(), steps.behavior,"
           " steps.valid)"),
          ("share = 1.0 / steps.lag.clamp(min=1).float()", "share = 1.0 / (steps.lag + 1).float()"),
          ("means <= bounds.max_moment", "ordered <= bounds.max_moment"),
@@ -227,7 +227,7 @@ _ALGORITHMS = [
     *_of("play/replay.py", "play/test_replay.py -k not thousand and not again",
          ("if _version_of(path) < self._before), None)", "if _version_of(path) <= self._before), None)"),
          (".view(torch.uint8).reshape(value.numel(), -1)", ".reshape(value.numel(), -1).round()"),
-         ("elif not _is_asynchronous(settings):", "else:"),
+         ("start = 0 if _is_asynchronous(settings) else ", "start = "),
          ("name not in _WITHOUT_EFFECT]", "name]"),
          ("if not again.has_reached(own[until])]", "if again.has_reached(own[until])]"),
          ("        equal.append(version)\n", "        equal = [version]\n"),

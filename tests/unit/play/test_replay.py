@@ -89,7 +89,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_run_that_was_resumed_is_made_again_with_its_checkpoints_and_targets(tmp_path, name):
+def test_a_resumed_run_is_repeated_with_its_checkpoints_and_targets(tmp_path, name):
     algorithm, options = RESUMED[name]
     options = {**KEPT, **options, "lr": pytorchrl.linear(1e-3, 1e-4)}
     for target_steps in (200, 400, 600):
@@ -106,7 +106,7 @@ def test_a_run_that_was_resumed_is_made_again_with_its_checkpoints_and_targets(t
     assert difference.tensor
 
 
-def test_a_run_that_was_interrupted_between_checkpoints_is_made_again(tmp_path):
+def test_a_run_that_was_interrupted_between_checkpoints_is_repeated(tmp_path):
     def stopping(learner, after):
         while learner.updates < after:
             learner.step()
