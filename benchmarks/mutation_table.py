@@ -171,7 +171,7 @@ _ALGORITHMS = [
          ("ratio.clamp(max=1.0 + bounds.clip_param)", "ratio.clamp(1.0 - bounds.clip_param, 1.0 + bounds.clip_param)"),
          ("is_cut = (ratio < bounds.min_weight) | (ratio > bounds.max_weight)", "is_cut = ratio > bounds.max_weight"),
          ("(probabilities[0] - probabilities[1]).abs()", "(probabilities[0] - probabilities[1])"),
-         ("difference(steps.proximal, steps.behavior, steps.valid)", "_difference(steps.logp.detach(), steps.behavior,"
+         ("difference(steps.proximal, steps.behavior, steps.valid)", "difference(steps.logp.detach(), steps.behavior,"
           " steps.valid)"),
          ("share = 1.0 / steps.lag.clamp(min=1).float()", "share = 1.0 / (steps.lag + 1).float()"),
          ("means <= bounds.max_moment", "ordered <= bounds.max_moment"),

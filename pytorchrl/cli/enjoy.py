@@ -55,7 +55,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_episode_flags(parser, "environments")
     add_agent_flags(parser)
     parser.add_argument("--render", choices=("human", "video"), metavar="MODE",
-                        help="play the episodes in a window (human), or film them (video, extra `video`)")
+                        help="play the episodes in a window, or print token tasks (human), or film them (video, "
+                             "extra `video`)")
     parser.add_argument("--out", metavar="DIR", help="directory of the videos [RUN_DIR/videos]")
     parser.add_argument("--video", metavar="DIR", help="the same as --render video --out DIR")
     parser.add_argument("--json", action="store_true", help="print the results as JSON, in the last line")

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import inspect
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, EnvFn, EnvWrapper, Observation, ResetResult
+from pytorchrl.agent.env.tokens import TokenEnv, TokenTask
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.support.tracebacks import brief_errors
@@ -53,6 +55,8 @@ def record_video(
             written, or the environment does not render images.
     """
     refuse_several_agents(agent)
+    if isinstance(agent.agent.play_envs.options, TokenEnv.Options):
+        raise ConfigError("token tasks have no frames; print their answers with show_episodes (--render human)")
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError(f"recording videos needs the extra `video`: {install_hint('video')}")
     try:
@@ -71,6 +75,8 @@ def show_episodes(
 ) -> Evaluation:
     """Play episodes one after the other in a single environment, which shows them in its window.
 
+    Of token tasks, the prompt, the answer and the reward of each episode are printed.
+
     Args:
         agent: The agent that plays.
         num_episodes: Number of episodes, at least 1.
@@ -84,10 +90,28 @@ def show_episodes(
         ConfigError: The environments have several agents, or the environment has no window.
     """
     refuse_several_agents(agent)
+    envs = agent.agent.play_envs
+    if isinstance(envs.options, TokenEnv.Options):
+        wrappers = (*envs.options.wrappers, _printing)
+        return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
+                              envs=envs.with_options(vec_env_size=1, wrappers=wrappers))
     _check_mode(agent, "human")
     shown = functools.partial(_require_mode, mode="human")
     return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
                           envs=single_environment(agent, shown, "human"))
+
+
+def _printing(task: TokenTask) -> TokenTask:
+    """Return a task that prints each episode when its answer has ended."""
+    compute = task.reward
+
+    def reward(prompt: list[int], answer: list[int]) -> float:
+        found = compute(prompt, answer)
+        sys.stdout.write(f"{' '.join(map(str, prompt))} -> {' '.join(map(str, answer))}   reward {found:g}\n")
+        return found
+
+    task.reward = reward  # type: ignore[method-assign]
+    return task
 
 
 def refuse_several_agents(agent: TrainedAgent) -> None:

@@ -169,6 +169,20 @@ def test_episodes_are_shown_in_the_window_of_the_environment(monkeypatch):
     assert modes == [None, "human"]  # the first environment is built to read its render modes
 
 
+def test_answers_of_token_tasks_are_printed(capsys, tmp_path):
+    agent = train("grpo", "tokens/SortDigits", target_steps=64, seed=1, progress=False)
+    found = video.show_episodes(agent, num_episodes=3, seed=5)
+    lines = capsys.readouterr().out.splitlines()
+    assert [float(line.rpartition(" ")[2]) for line in lines] == [round(value, 6) for value in found.returns]
+    for line in lines:
+        prompt, answer = (part.split() for part in line.partition("   reward")[0].split(" -> "))
+        assert (len(prompt), prompt[-1], len(answer)) == (5, "10", 4)
+    assert list(found.returns) == list(agent.evaluate(3, seed=5, envs=agent.agent.play_envs.with_options(
+        vec_env_size=1)).returns)
+    with pytest.raises(ConfigError, match=r"token tasks have no frames; print their answers with show_episodes"):
+        video.record_video(agent, tmp_path)
+
+
 def test_each_video_contains_the_frames_of_an_episode(tmp_path):
     pytest.importorskip("moviepy")
     cv2 = pytest.importorskip("cv2")
