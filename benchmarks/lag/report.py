@@ -49,7 +49,8 @@ def cost_table(results: dict[str, Runs]) -> str:
 
 
 def tables_of(results: dict[str, Runs]) -> dict[str, str]:
-    """Return the tables by the name of their file."""
+    """Return the tables by the name of their file; those that need results of a question without any are left out."""
+    needed = {"control": ["scores"], "warnings": ["collapse"], "claims": [*QUESTIONS], "ranking": ["scores"], "cost": []}
     made = {
         "scores": lambda: scores_table(results["scores"]),
         "control": lambda: scores_table(results["scores"], tokens=False),
@@ -62,7 +63,7 @@ def tables_of(results: dict[str, Runs]) -> dict[str, str]:
         "ranking": lambda: ranking_table(results),
         "cost": lambda: cost_table(results),
     }
-    return {name: make() for name, make in made.items()}
+    return {name: make() for name, make in made.items() if all(results[each] for each in needed.get(name, [name]))}
 
 
 def draw_scores(lines: Runs, path: Path) -> None:
@@ -128,9 +129,9 @@ def main() -> None:
     results = {name: results_of(name, folder) for name in QUESTIONS}
     for name, text in tables_of(results).items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    draw_scores(results["scores"], folder / "scores.svg")
-    draw_collapse(results["collapse"], folder / "collapse.svg")
-    draw_lengths(results["tails"], folder / "tails.svg")
+    for name, draw in (("scores", draw_scores), ("collapse", draw_collapse), ("tails", draw_lengths)):
+        if results[name]:
+            draw(results[name], folder / f"{name}.svg")
 
 
 if __name__ == "__main__":
