@@ -50,7 +50,8 @@ def cost_table(results: dict[str, Runs]) -> str:
 
 def tables_of(results: dict[str, Runs]) -> dict[str, str]:
     """Return the tables by the name of their file; those that need results of a question without any are left out."""
-    needed = {"control": ["scores"], "warnings": ["collapse"], "claims": [*QUESTIONS], "ranking": ["scores"], "cost": []}
+    needed: dict[str, list[str]] = {
+        "control": ["scores"], "warnings": ["collapse"], "claims": [*QUESTIONS], "ranking": ["scores"], "cost": []}
     made = {
         "scores": lambda: scores_table(results["scores"]),
         "control": lambda: scores_table(results["scores"], tokens=False),
