@@ -64,7 +64,8 @@ def tables_of(results: dict[str, Runs]) -> dict[str, str]:
         "ranking": lambda: ranking_table(results),
         "cost": lambda: cost_table(results),
     }
-    return {name: make() for name, make in made.items() if all(results[each] for each in needed.get(name, [name]))}
+    found = {name: make() for name, make in made.items() if all(results[each] for each in needed.get(name, [name]))}
+    return {name: text for name, text in found.items() if text.count("\n") > 2}
 
 
 def draw_scores(lines: Runs, path: Path) -> None:
