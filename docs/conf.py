@@ -24,7 +24,8 @@ NOTEBOOKS = sorted(path.stem for path in Path(__file__).parent.glob("notebooks/*
 LONGEST_CODE = 20
 exclude_patterns = ["_build", "_ext", *(f"notebooks/{name}.md" for name in NOTEBOOKS),
                     "benchmarks/asynchronous.md", "benchmarks/compile.md", "benchmarks/coverage.md",
-                    "benchmarks/defaults.md", "benchmarks/history.md", "benchmarks/one_core.md", "benchmarks/pairs.md",
+                    "benchmarks/defaults.md", "benchmarks/history.md", "benchmarks/lag/*", "benchmarks/one_core.md",
+                    "benchmarks/pairs.md",
                     "benchmarks/roofline.md", "benchmarks/scores.md", "benchmarks/scores_short.md",
                     "benchmarks/shelf.md"]
 
