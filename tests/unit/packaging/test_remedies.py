@@ -305,7 +305,6 @@ ELSEWHERE = {
     "policies of DecoderActor cannot be exported": "export/test_export.py::test_decoders_are_refused",
     "give DecoderActor a context as large as prompt and answer":
         "agent/actors/test_decoder.py::test_a_sequence_beyond_the_context_is_refused",
-    "token tasks have no frames": "play/test_video.py::test_answers_of_token_tasks_are_printed",
     "is slow on this processor": "scheme/test_rules.py::test_bfloat16_on_a_processor_that_lacks_it_warns",
     "only emulates bfloat16": "scheme/test_rules.py::test_bfloat16_on_a_gpu_that_lacks_it_warns",
     "is sent to every worker; load large data": "scheme/test_agent_parts.py::test_a_large_factory_warns_with_its_size",
