@@ -110,6 +110,8 @@ def test_a_run_that_was_interrupted_between_checkpoints_is_repeated(tmp_path):
     def stopping(learner, after):
         while learner.updates < after:
             learner.step()
+            if learner.updates == 14:
+                learner.save_checkpoint()
         learner.save_checkpoint()
         learner.stop()
 
