@@ -75,7 +75,8 @@ def agent_problems(agent: Agent, settings: Settings) -> list[Problem]:
     of_envs = envs.training_problems() if isinstance(envs, CommonEnvOptions) else ()
     return [*fit, *of_data, *of_envs, *_given_env_problems(agent, settings), *_space_problems(agent),
             *_context_problems(agent), *_sequence_problems(agent, settings), *_kept_problems(agent, settings),
-            *_batch_problems(agent, settings), *_memory_problems(agent, settings),
+            *_batch_problems(agent, settings), *_correction_problems(agent, settings),
+            *_memory_problems(agent, settings),
             *_inference_problems(agent, settings), *_pickle_problems(agent, settings),
             *goal_problems(agent.storage_factory, agent.train_envs_factory)]
 
@@ -184,6 +185,17 @@ def _kept_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
                           f"{keeper} stores them and samples from them", f"leave {name} out", (name,))
 
 
+def _correction_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
+    """Refuse to split minibatches into microbatches if a correction compares all their steps."""
+    if getattr(settings.collection, "microbatch_size", None) is None:
+        return
+    policies = policies_of(agent.algo_factory).values()
+    for name in dict.fromkeys(getattr(policy.options, "correction", None) for policy in policies):
+        if name is not None and CORRECTIONS[name].of_batch:
+            yield Problem(f"correction={name!r} compares all steps of a minibatch, which microbatch_size would split",
+                          "leave microbatch_size out", ("correction", "microbatch_size"))
+
+
 def _memory_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """Refuse `compile=True` for an actor with memory whose gradients are computed on the CPU."""
     device = settings.process.device
@@ -264,8 +276,7 @@ def _precision_warnings(agent: Agent, settings: Settings) -> list[str]:
 def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
     """Check `num_mini_batch`, `mini_batch_size` and `replay_slots` against the number of steps in a train batch.
 
-    Refuse to split minibatches whose steps the correction compares. Minibatches of a `GroupBuffer` consist of whole
-    episodes.
+    Minibatches of a `GroupBuffer` consist of whole episodes.
     """
     storage, collection = agent.storage_factory, settings.collection
     size = getattr(storage.options, "size", None)
@@ -279,10 +290,6 @@ def _batch_problems(agent: Agent, settings: Settings) -> Iterator[Problem]:
         factors |= {"environments": agent.train_envs_factory.num_envs, "steps": size}
     batch, wanted = math.prod(factors.values()), collection.train_batch_size or 0
     options = agent.algo_factory.options
-    correction = getattr(options, "correction", "")
-    if getattr(collection, "microbatch_size", None) and correction and CORRECTIONS[correction].of_batch:
-        yield Problem(f"correction={correction!r} compares all steps of a minibatch, which microbatch_size would split",
-                      "leave microbatch_size out", ("correction", "microbatch_size"))
     name = "num_mini_batch" if getattr(options, "mini_batch_size", None) is None else "mini_batch_size"
     if (parts := getattr(options, name, 1)) > max(batch, wanted):
         product = " x ".join(f"{number} {factor}" for factor, number in factors.items())

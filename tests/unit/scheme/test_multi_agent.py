@@ -213,6 +213,8 @@ def test_microbatches_make_the_update_of_the_whole_batch(make_multi):
     whole = train(make_multi, 1)
     assert distance(train(make_multi, 1, microbatch_size=7), whole) < 1e-5
     assert distance(train(make_multi, 1, microbatch_size=7), whole) > 0
+    with pytest.raises(ConfigError, match="correction='m2po' compares all steps of a minibatch, which microbatch_size"):
+        make_multi(PPO.create_factory(correction="m2po"), microbatch_size=7)
 
 
 def gradients(vectors, samples, info=None):
