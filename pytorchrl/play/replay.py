@@ -318,8 +318,8 @@ class _Again:
 
         Return the number of updates before the checkpoint; 0 without one.
         """
-        newest_first = checkpoints.paths(self._run_dir / CHECKPOINTS)
-        path = next((path for path in newest_first if _version_of(path) < self._before), None)
+        newest_first = ((_version_of(path), path) for path in checkpoints.paths(self._run_dir / CHECKPOINTS))
+        version, path = next(((version, path) for version, path in newest_first if version < self._before), (0, None))
         if path is None:
             return 0
         directory = Path(self._copy.name) / CHECKPOINTS
@@ -327,15 +327,15 @@ class _Again:
         shutil.copy(path, directory)
         if (self._run_dir / METRICS_FILE).exists():
             shutil.copy(self._run_dir / METRICS_FILE, self._copy.name)
-        return _version_of(path)
+        return version
 
     def next_update(self) -> Update | None:
         """Make the next update, and return it; None if the run has ended."""
         while not self._updates:
             learner = self._learner
             assert learner is not None
-            is_over, is_end = learner.done(), bool(self._legs) and learner.updates == self._legs[0]["updates"]
-            if self._legs and (is_over or is_end) and self._error is None:
+            is_over = learner.done()
+            if self._legs and (is_over or self._is_at_next_leg(learner)) and self._error is None:
                 if learner.updates not in learner.checkpoints:
                     learner.save_checkpoint()
                 learner.stop()
@@ -350,9 +350,12 @@ class _Again:
                 self._current.number, self._current.error = learner.updates + 1, error
                 self._updates.append(self._current)
             if learner.updates in self._checkpoints.difference(learner.checkpoints):
-                is_cut = bool(self._legs) and learner.updates == self._legs[0]["updates"] and not learner.done()
-                learner.save_checkpoint(uses_queued=not is_cut)
+                learner.save_checkpoint(uses_queued=learner.done() or not self._is_at_next_leg(learner))
         return self._updates.pop(0)
+
+    def _is_at_next_leg(self, learner: Learner) -> bool:
+        """Return whether the next leg of the run began after as many updates."""
+        return bool(self._legs) and learner.updates == self._legs[0]["updates"]
 
     def has_reached(self, checkpoint: Path) -> bool:
         """Return whether the run, which must stand at this checkpoint's update, has the parameters saved there."""

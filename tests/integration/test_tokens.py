@@ -14,6 +14,7 @@ from pytorchrl.agent.storages import GroupBuffer
 from pytorchrl.envs.tasks import Copy
 from pytorchrl.errors import ConfigError
 from tests.integration.test_ray_patterns import PATTERNS
+from tests.unit.packaging.remedied_tokens import MODULE
 
 GROUPS, GROUP = 3, 4
 FINISH, KEEP, RECOMPUTE = ({"on_new_weights": mode, "waits": False} for mode in ("finish", "keep", "recompute"))
@@ -145,20 +146,9 @@ def test_corrections_of_whole_minibatches_refuse_microbatches(make):
         make(correction="m2po", microbatch_size=10)
 
 
-class Causal(torch.nn.Module):
-    """A causal model of the user's."""
-
-    def __init__(self, num_tokens, context):
-        super().__init__()
-        self.embed, self.net = torch.nn.Embedding(num_tokens, 8), torch.nn.GRU(8, num_tokens, batch_first=True)
-
-    def forward(self, tokens):
-        return self.net(self.embed(tokens))[0]
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_model_of_the_users_learns_from_rollouts_of_different_lengths(make, waits):
-    scheme = make(waits=waits, actor={"module": Causal}, num_col_workers=2, runtime="simulated")
+    scheme = make(waits=waits, actor=MODULE, num_col_workers=2, runtime="simulated")
     before = scheme.acting_state()["all"].clone()
     for _ in range(6):
         scheme.step()

@@ -60,8 +60,8 @@ class Steps(NamedTuple):
 
 def difference(first: Tensor, second: Tensor, valid: Tensor | None) -> Tensor:
     """Return the difference of log-probabilities; it is 0 for padding, because infinity times 0 would be NaN."""
-    difference = first - second
-    return difference if valid is None else torch.where(valid, difference, 0.0)
+    found = first - second
+    return found if valid is None else torch.where(valid, found, 0.0)
 
 
 class Bounds(NamedTuple):
