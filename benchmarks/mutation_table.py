@@ -224,7 +224,7 @@ _ALGORITHMS = [
          ("{\"effective_sample_size\": min(sizes)", "{\"effective_sample_size\": max(sizes)"),
          ("newest, limit = int(versions.max())", "newest, limit = int(versions.min())"),
          ("method=\"inverted_cdf\"", "method=\"linear\"")),
-    *_of("play/replay.py", "play/test_replay.py -k not thousand and not again",
+    *_of("play/replay.py", "play/test_replay.py -k not thousand",
          ("if version < self._before), (0, None))", "if version <= self._before), (0, None))"),
          (".view(torch.uint8).reshape(value.numel(), -1)", ".reshape(value.numel(), -1).round()"),
          ("start = 0 if _is_asynchronous(settings) else ", "start = "),

@@ -22,6 +22,20 @@ ON_POLICY = {"num_steps": 32, "num_epochs": 2, "num_mini_batch": 2}
 KEPT = {"checkpoint_every": 150, "keep_checkpoints": 9}
 
 
+class NotFiniteOnce(PPO):
+    """PPO that divides zero by zero if its generator draws the same number as at first in update 10."""
+
+    first = None
+
+    def compute_gradients(self, batch):
+        if self.version == 9:
+            drawn = float(torch.rand((), generator=self.generator))
+            type(self).first = type(self).first or drawn
+            zero = batch.advantage * 0
+            batch = dataclasses.replace(batch, advantage=zero / (zero + (drawn != self.first)))
+        return super().compute_gradients(batch)
+
+
 class Flipped(PPO):
     """PPO whose gradient of one update, by default 17, has one wrong bit."""
 
@@ -227,6 +241,11 @@ def test_the_first_operation_with_nan_is_named(tmp_path, number):
     assert kept.gradients[0].origin == update.gradients[0].origin
 
 
+def test_the_search_for_nan_draws_the_same_numbers(tmp_path):
+    train(NotFiniteOnce, tmp_path / "run", **ON_POLICY)
+    assert "result of div in " in replay_update(tmp_path / "run", 10).gradients[0].origin
+
+
 def test_other_files_are_no_bad_batches(tmp_path):
     run = train("ppo", tmp_path / "run", **ON_POLICY)
     with pytest.raises(CheckpointError, match="is not a batch that keep_bad_batches has saved"):
@@ -288,7 +307,7 @@ def _flipping(compute):
 
 def test_options_that_differ_are_named(tmp_path):
     one = train("ppo", tmp_path / "one", **ON_POLICY)
-    two = train("ppo", tmp_path / "two", **ON_POLICY, entropy_coef=0.02)
+    two = train("ppo", tmp_path / "two", **ON_POLICY, entropy_coef=0.02, keep_bad_batches=tmp_path / "bad")
     found = first_difference(one, two)
     assert found.options == ["entropy_coef: 0.0 and 0.02"]
     assert (found.update, found.tensor.partition(":")[0]) == (1, "gradient")
