@@ -311,7 +311,7 @@ def _check_learner(learner: StateDict) -> None:
     """Raise an error if the saved state of a learner lacks a value, or has a value that a learner cannot use."""
     for name in ("env_steps", "recorded_steps"):
         learner[name] = saved_int(learner[name])
-    learner["checkpoints"] = [saved_int(updates) for updates in learner["checkpoints"]]
+    learner["checkpoints"] = [(saved_int(start), saved_int(end)) for start, end in learner["checkpoints"]]
     callbacks = learner["callbacks"]
     if not isinstance(callbacks, (list, tuple)) or not all(
             isinstance(saved, Mapping) and isinstance(saved["callback"], str) and isinstance(saved["state"], Mapping)

@@ -91,7 +91,7 @@ class Learner:
                          self._files.resume_from(scheme, state))
         self._recipe, self._title, self._next_look = dict(recipe or {}), title, 0.0
         self._state = State.NEW
-        self.checkpoints: list[int] = []  # updates before each checkpoint of the run
+        self.checkpoints: list[tuple[int, int]] = []  # updates at the start and end of each checkpoint
         self._target = Target(scheme, self.target_steps)
         self._due = Due(self.target_steps, self.options.log_every, self.options.eval_every,
                         self.options.checkpoint_every, self.options.log_every_s)
@@ -398,9 +398,9 @@ class Learner:
             raise ConfigError("save_checkpoint needs a log_dir; pass one to the Learner")
         self.start()
         self._files.wait()  # the previous checkpoint must be written first, so that only one is in memory
-        start = time.perf_counter()
+        start, updates = time.perf_counter(), self.updates
         state = self.scheme.checkpoint(timeout_s, uses_queued=uses_queued)
-        own = self._own_state(start)
+        own = self._own_state(start, updates)
         self._due.after_checkpoint(self.env_steps)
         self._files.checkpoint(self.env_steps, state, own, start, self.updates)
         if wait:
@@ -414,14 +414,15 @@ class Learner:
         The state has the contents of a checkpoint.
         """
         self.start()
+        updates = self.updates
         scheme = self.scheme.checkpoint(is_last=True, uses_queued=False)
-        return self._files.state(scheme, self._own_state(time.perf_counter()))
+        return self._files.state(scheme, self._own_state(time.perf_counter(), updates))
 
-    def _own_state(self, now: float) -> dict[str, object]:
-        """Return the learner's part of a checkpoint."""
+    def _own_state(self, now: float, updates: int) -> dict[str, object]:
+        """Return the learner's part of a checkpoint that was begun after so many updates."""
         self._measured.count()
         self._measured.take_episodes()
-        self.checkpoints.append(self.updates)
+        self.checkpoints.append((updates, self.updates))
         return {**self._measured.state(now), "recorded_steps": self._due.recorded_steps,
                 "checkpoints": list(self.checkpoints),
                 "callbacks": self._callbacks.state()}

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +35,15 @@ from pytorchrl.learner.learner import Learner
 from pytorchrl.runtime import RUNTIMES, SimulatedRuntime
 from pytorchrl.scheme.options.base import ASYNC
 from pytorchrl.scheme.supervision.bad_batches import read_bad_batch
+from pytorchrl.support.terminal import get_logger
 from pytorchrl.training.configuration import load_config
 from pytorchrl.training.recipes import build, read
 from pytorchrl.training.training import Training, learner_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+logger = get_logger(__name__)
 
 # Options of a run that have no effect on its updates.
 _WITHOUT_EFFECT = ("callbacks", "on_callback_error", "callback_timeout_s", "eval_every", "eval_episodes",
@@ -261,6 +265,7 @@ class _Again:
         self._trust, self._before, self._stop = trust, before, stop
         self._until, self._watched = until, until if is_watched else None
         self._checkpoints, self._legs = _checkpoints_of(self._run_dir), list[dict[str, int]]()
+        self._unchecked = _versions(self._run_dir) if is_watched else {}
         self._options: dict[str, object] = {}
         self._updates: list[Update] = []
         self._current = Update(0)
@@ -336,7 +341,7 @@ class _Again:
             assert learner is not None
             is_over = learner.done()
             if self._legs and (is_over or self._is_at_next_leg(learner)) and self._error is None:
-                if learner.updates not in learner.checkpoints:
+                if learner.updates not in {end for _, end in learner.checkpoints}:
                     learner.save_checkpoint()
                 learner.stop()
                 self._begin_leg()
@@ -349,9 +354,20 @@ class _Again:
                 self._error = error
                 self._current.number, self._current.error = learner.updates + 1, error
                 self._updates.append(self._current)
-            if learner.updates in self._checkpoints.difference(learner.checkpoints):
-                learner.save_checkpoint(uses_queued=learner.done() or not self._is_at_next_leg(learner))
+            for start, end in (self._checkpoints - Counter(learner.checkpoints)).elements():
+                if start == learner.updates:
+                    learner.save_checkpoint(uses_queued=end > start)
+            self._warn_if_not_repeated(learner)
         return self._updates.pop(0)
+
+    def _warn_if_not_repeated(self, learner: Learner) -> None:
+        """Warn if the parameters differ from those in a checkpoint of the run after as many updates."""
+        path = self._unchecked.pop(learner.updates, None)
+        if path is not None and not self.has_reached(path):
+            logger.warning("the run in %r is not repeated exactly: its parameters after %d updates differ from those "
+                           "in %s; the machine, a library or the code is another one, or your own code has changed the "
+                           "run while it trained", str(self._run_dir), learner.updates, path.name)
+            self._unchecked = {}
 
     def _is_at_next_leg(self, learner: Learner) -> bool:
         """Return whether the next leg of the run began after as many updates."""
@@ -448,11 +464,11 @@ def _is_asynchronous(settings: Mapping[str, object]) -> bool:
     return ASYNC in (settings["col_communication"], settings["grad_communication"])
 
 
-def _checkpoints_of(run_dir: Path) -> set[int]:
-    """Return the numbers of updates before all checkpoints of a run, also those whose files were removed."""
+def _checkpoints_of(run_dir: Path) -> Counter[tuple[int, int]]:
+    """Return the numbers of updates at the starts and ends of all checkpoints, also those whose files were removed."""
     newest = next(iter(checkpoints.paths(run_dir / CHECKPOINTS)), None)
     learner = {} if newest is None else mapping(checkpoints.read(newest)["learner"])
-    return set(cast("list[int]", learner.get("checkpoints", [])))
+    return Counter((start, end) for start, end in cast("list[tuple[int, int]]", learner.get("checkpoints", [])))
 
 
 def _versions(run_dir: Path) -> dict[int, Path]:

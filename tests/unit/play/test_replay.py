@@ -22,6 +22,15 @@ ON_POLICY = {"num_steps": 32, "num_epochs": 2, "num_mini_batch": 2}
 KEPT = {"checkpoint_every": 150, "keep_checkpoints": 9}
 
 
+class NotFiniteBatches(PPO):
+    """PPO whose batches contain NaN from update 10 on."""
+
+    def batches(self, storage):
+        for batch in super().batches(storage):
+            advantage = batch.advantage * 0 / (0 if self.version >= 9 else 1)
+            yield dataclasses.replace(batch, advantage=advantage)
+
+
 class NotFiniteOnce(PPO):
     """PPO that divides zero by zero if its generator draws the same number as at first in update 10."""
 
@@ -120,21 +129,26 @@ def test_a_resumed_run_is_repeated_with_its_checkpoints_and_targets(tmp_path, na
     assert difference.tensor
 
 
-def test_a_run_that_was_interrupted_between_checkpoints_is_repeated(tmp_path):
+@pytest.mark.parametrize("name", ["on policy", "asynchronous"])
+def test_a_run_that_was_interrupted_between_checkpoints_is_repeated(tmp_path, name):
     def stopping(learner, after):
         while learner.updates < after:
             learner.step()
-            if learner.updates == 14:
+            if learner.updates == after - 2:
                 learner.save_checkpoint()
         learner.save_checkpoint()
         learner.stop()
+        return learner.updates
 
-    directory, trained = tmp_path / "run", {"seed": 1, **SMALL, **ON_POLICY, **KEPT, "log_dir": tmp_path / "run"}
+    directory = tmp_path / "run"
+    trained = {"seed": 1, **SMALL, **RESUMED[name][1], **KEPT, "log_dir": directory}
+    ends = []
     for after in (6, 22, 30):
         learner, _ = learner_of(Training("ppo", ENV, {**trained, "resume": True}))
-        stopping(learner, after)
+        ends.append(stopping(learner, after))
     kept = saved(directory)
-    assert {6, 22, 30} <= kept.keys()
+    assert set(ends) <= kept.keys()
+    assert len(set(ends)) == 3
     assert is_at(kept[forget(directory)], replay_update(directory, max(kept)))
 
 
@@ -241,6 +255,12 @@ def test_the_first_operation_with_nan_is_named(tmp_path, number):
     assert kept.gradients[0].origin == update.gradients[0].origin
 
 
+def test_nan_in_a_batch_is_named(tmp_path):
+    with pytest.raises(NonFiniteUpdateError):
+        train(NotFiniteBatches, tmp_path / "run", **ON_POLICY)
+    assert replay_update(tmp_path / "run", 10).gradients[0].origin == "the batch contains NaN in 'advantage'"
+
+
 def test_the_search_for_nan_draws_the_same_numbers(tmp_path):
     train(NotFiniteOnce, tmp_path / "run", **ON_POLICY)
     assert "result of div in " in replay_update(tmp_path / "run", 10).gradients[0].origin
@@ -285,7 +305,7 @@ def test_a_wrong_bit_in_one_of_ten_thousand_updates_is_found(tmp_path):
     assert found.remade == 214
 
 
-def test_a_fault_of_the_machine_is_told_from_one_that_recurs(tmp_path, monkeypatch):
+def test_a_fault_of_the_machine_is_told_from_one_that_recurs(tmp_path, monkeypatch, caplog):
     good = train(PPO, tmp_path / "good", **ON_POLICY, **KEPT)
     with monkeypatch.context() as patch:
         patch.setattr(PPO, "compute_gradients", _flipping(PPO.compute_gradients))
@@ -294,6 +314,10 @@ def test_a_fault_of_the_machine_is_told_from_one_that_recurs(tmp_path, monkeypat
     assert found.update is None
     assert found.unrepeated == [str(wrong)]
     assert found.until == min(version for version in saved(good) if version >= 17)
+    replay_update(good, found.until)
+    assert "is not repeated exactly" not in caplog.text
+    replay_update(wrong, found.until)
+    assert f"parameters after {found.until} updates differ from those in step-" in caplog.text
 
 
 def _flipping(compute):
