@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -221,12 +222,16 @@ class TokenEnv(VecEnv):
 
     def _start(self, rows: np.ndarray) -> None:
         """Start a sequence in each of `rows`."""
-        for row in rows.tolist():
-            if self._num_started % self._group_size == 0:
+        begun = 0
+        while begun < len(rows):
+            member = self._num_started % self._group_size
+            if member == 0:
                 self._prompt = self._draw_prompt()
-            self._num_started += 1
-            self._last[row] = len(self._prompt) - 1
-            self._tokens[row, :len(self._prompt)] = self._prompt
+            together = rows[begun:begun + self._group_size - member]
+            self._last[together] = len(self._prompt) - 1
+            self._tokens[together, :len(self._prompt)] = self._prompt
+            begun += len(together)
+            self._num_started += len(together)
         self._place[rows] = 0
         self._waiting[rows] = False
 
@@ -270,8 +275,8 @@ class TokenEnv(VecEnv):
         episodes = []
         if np.count_nonzero(ended):
             index = np.flatnonzero(ended)
-            for row in index.tolist():
-                reward[row] = self._reward_of(row)
+            reward[index] = [self._reward_of(tokens[:end + 1], last) for tokens, end, last in zip(
+                self._tokens[index].tolist(), place[index].tolist(), self._last[index].tolist(), strict=True)]
             final_obs = {OBS_LEAF: self._tokens[index, place[index]]}
             self._statistics.add(reward, valid)
             episodes = self._statistics.finish(ended, terminated, lambda _: {})
@@ -289,15 +294,15 @@ class TokenEnv(VecEnv):
             reward = np.asarray(self._transform(reward), np.float32)
         return Step({OBS_LEAF: obs}, reward, terminated, truncated, valid, first, index, final_obs, None, episodes)
 
-    def _reward_of(self, row: int) -> float:
-        task, last = self._task, int(self._last[row])
-        tokens = self._tokens[row, :self._place[row] + 1].tolist()
+    def _reward_of(self, tokens: list[int], last: int) -> float:
+        """Return the reward of a prompt and its answer, of which the prompt ends at the place `last`."""
+        task = self._task
         try:
             reward = float(task.reward(tokens[:last + 1], tokens[last + 1:]))
         except USER_ERRORS as failure:
             reraise_of_signal(failure)
             raise EnvError(f"{self._where}: {type(task).__name__}.reward raised: {describe(failure)}") from failure
-        if not np.isfinite(reward):
+        if not math.isfinite(reward):
             raise EnvError(f"{self._where}: {type(task).__name__}.reward must return a finite number, got {reward} for "
                            f"the prompt {tokens[:last + 1]} and the answer {tokens[last + 1:]}")
         return reward

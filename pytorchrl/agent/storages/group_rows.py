@@ -6,6 +6,7 @@ E = environments, S = episodes in a rollout, T = steps of the longest of them.
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class GroupRows:
         self._every = np.arange(num_envs)
         self._columns: Arrays = {}
         self.num_steps = 0
-        self._ready: dict[int, list[Arrays]] = {}  # complete groups, in the order in which they became complete
+        self._ready: dict[int, list[_Episode]] = {}  # complete groups, in the order in which they became complete
         self._num_taken = 0
 
     @property
@@ -65,7 +66,7 @@ class GroupRows:
         ended = [episode for group in self._ready.values() for episode in group]
         ended += [episode for group in self._open.values() for episode in group.values()]
         running = sum(int(self._columns["valid"][:end, row].sum()) for row, end in enumerate(self._place))
-        return running + sum(int(episode["valid"].sum()) for episode in ended)
+        return running + sum(episode.num_valid for episode in ended)
 
     def start(self, obs: Arrays, mask: np.ndarray | None) -> None:
         """Discard all episodes, and begin new ones after a reset of all environments.
@@ -81,7 +82,7 @@ class GroupRows:
         self._place = np.zeros(self._num_envs, np.int64)  # number of stored steps of the running episodes
         self._number = np.zeros(self._num_envs, np.int64)  # of the running episodes
         self._num_started = self._num_taken = self.num_steps = 0
-        self._open: dict[int, dict[int, Arrays]] = {}
+        self._open: dict[int, dict[int, _Episode]] = {}
         self._ready = {}
 
     def current(self) -> ActingRow:
@@ -126,13 +127,17 @@ class GroupRows:
                          for name, value in self._values(acting, step).items()}
 
     def _finish(self, rows: np.ndarray) -> None:
-        numbers, lengths = self._number[rows].tolist(), self._place[rows].tolist()
+        lengths = self._place[rows]
         self._place[rows] = 0
-        copies = {name: column[:max(lengths), rows] for name, column in self._columns.items()}
-        for index, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+        columns = {name: column[:lengths.max(), rows] for name, column in self._columns.items()}
+        steps = np.arange(lengths.max())[:, None]
+        for column in columns.values():
+            column[steps >= lengths] = 0
+        num_valid, starts = columns["valid"].sum(0).tolist(), (columns["valid"].argmax(0) + 1).tolist()
+        for row, (number, length) in enumerate(zip(self._number[rows].tolist(), lengths.tolist(), strict=True)):
             group_number, member = divmod(number, self._group_size)
             group = self._open.setdefault(group_number, {})
-            group[member] = {name: copy[:length, index] for name, copy in copies.items()}
+            group[member] = _Episode(columns, row, length, num_valid[row], starts[row])
             if len(group) == self._group_size:
                 del self._open[group_number]
                 self._ready[group_number] = [group[member] for member in range(self._group_size)]
@@ -152,13 +157,16 @@ class GroupRows:
         episodes = [episode for number in self._leaving() for episode in self._ready.pop(number)]
         self._num_taken += len(episodes) // self._group_size
         self.num_steps = 0
-        longest = max((len(episode["reward"]) for episode in episodes), default=0)
-        rows = {}
-        for name, column in self._columns.items():
-            length = longest + name.startswith("obs/")
-            rows[name] = np.zeros((length, len(episodes), *column.shape[2:]), column.dtype)
-            for index, episode in enumerate(episodes):
-                rows[name][:len(episode[name]), index] = episode[name]
+        longest = max((episode.length for episode in episodes), default=0)
+        rows = {name: np.zeros((longest + name.startswith("obs/"), len(episodes), *column.shape[2:]), column.dtype)
+                for name, column in self._columns.items()}
+        ended_together: dict[int, list[int]] = {}
+        for place, episode in enumerate(episodes):
+            ended_together.setdefault(id(episode.columns), []).append(place)
+        for places in ended_together.values():
+            own = [episodes[place].row for place in places]
+            for name, column in episodes[places[0]].columns.items():
+                rows[name][:len(column), places] = column[:len(rows[name]), own]
         done = torch.zeros(longest + 1, len(episodes), dtype=torch.bool)
         done[:1] = True
         tensors = {name: torch.from_numpy(array) for name, array in rows.items()}
@@ -171,14 +179,37 @@ class GroupRows:
             final_obs={name: leaf.flatten(0, 1)[:0] for name, leaf in obs.items()}, other=other)
 
 
-def _check_start(group: list[Arrays]) -> None:
+class _Episode(NamedTuple):
+    """An episode that has ended.
+
+    Attributes:
+        columns: The steps (T, R, ...) of all R episodes that ended in the same step of the environments; 0 after an
+            episode's last step.
+        row: Index of this episode among them.
+        length: Number of its steps.
+        num_valid: Number of its valid steps.
+        start: Number of its steps up to the first valid one.
+    """
+
+    columns: Arrays
+    row: int
+    length: int
+    num_valid: int
+    start: int
+
+    def beginning(self, name: str) -> np.ndarray:
+        """Return a part of the observations up to the first valid step."""
+        return self.columns[name][:self.start, self.row]
+
+
+def _check_start(group: list[_Episode]) -> None:
     """Raise `EnvError` if the members of a group began with different observations, up to their first valid step."""
-    starts = [int(episode["valid"].argmax()) + 1 for episode in group]
-    for name, first in group[0].items():
+    for name in group[0].columns:
         if name.startswith("obs/"):
-            for end, episode in zip(starts, group, strict=True):
-                if end != starts[0] or not np.array_equal(episode[name][:end], first[:end]):
+            first = group[0].beginning(name)
+            wanted = first.tobytes()
+            for episode in group:
+                if (found := episode.beginning(name)).tobytes() != wanted:
                     raise EnvError(
                         f"the {len(group)} episodes of a group must begin with the same observations, the prompt; got "
-                        f"{first[:starts[0]].tolist()} and {episode[name][:end].tolist()}; give GroupBuffer the "
-                        "group_size of the environments")
+                        f"{first.tolist()} and {found.tolist()}; give GroupBuffer the group_size of the environments")

@@ -12,7 +12,7 @@ from pytorchrl.agent.algorithms import GRPO
 from pytorchrl.agent.data import ActingStep
 from pytorchrl.agent.env.tokens import TokenEnv
 from pytorchrl.agent.storages import GroupBuffer
-from pytorchrl.envs.tasks import Copy
+from pytorchrl.envs.tasks import Copy, SortDigits
 from pytorchrl.errors import CallOrderError, ConfigError, EnvError
 
 GROUP, NUM_ENVS = 3, 6
@@ -34,9 +34,9 @@ def collect(collection, num_steps):
 class Collection:
     """Random tokens in a vector of sequences, which are stored and, independently, written to a list."""
 
-    def __init__(self, waits=False, size=2, seed=0, **options):
+    def __init__(self, waits=False, size=2, seed=0, task=(Copy, {"longest": 6}), **options):
         self.envs_factory = TokenEnv.create_factory(
-            Copy, {"longest": 6}, NUM_ENVS, group_size=options.pop("env_group_size", GROUP), waits=waits)
+            *task, NUM_ENVS, group_size=options.pop("env_group_size", GROUP), waits=waits)
         self.storage = storage_of(self.envs_factory, size, **options)
         self.envs = self.envs_factory(seed=1)
         self.rng, self.num_steps, self.log = np.random.default_rng(seed), 0, []
@@ -240,9 +240,10 @@ def test_batches_contain_each_sequence_once_per_epoch():
 
 
 def test_wrong_uses_are_refused():
-    collection = Collection(env_group_size=2, waits=True)
-    with pytest.raises(EnvError, match="the 3 episodes of a group must begin with the same observations"):
-        collect(collection, 60)
+    for task in ((Copy, {"longest": 6}), (SortDigits, {"num_digits": 3})):  # prompts of different and of equal lengths
+        collection = Collection(env_group_size=2, waits=True, task=task)
+        with pytest.raises(EnvError, match="the 3 episodes of a group must begin with the same observations"):
+            collect(collection, 60)
     storage = storage_of(Collection().envs_factory)
     with pytest.raises(CallOrderError, match="insert a transition first"):
         storage.get_all_buffer_data()
