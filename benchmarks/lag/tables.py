@@ -62,7 +62,7 @@ def scores_table(lines: Runs, *, tokens: bool = True) -> str:
     """Return the scores of each correction at each lag; the corrections with the highest score at most lag first."""
     chosen = [line for line in lines if is_token(line) == tokens]
     groups, lags = grouped(chosen, "correction", "lag"), sorted({line["lag"] for line in chosen})
-    names = sorted({name for name, _ in groups}, key=lambda name: -float(iqm(values(groups[name, lags[-1]]))))
+    names = sorted({name for name, _ in groups}, key=lambda name: (-float(iqm(values(groups[name, lags[-1]]))), name))
     spec, top = (".2f", 1.0) if tokens else (".0f", 500.0)
     return table(["correction", *(f"lag {lag}" for lag in lags)],
                  [[name, *(cell(values(groups[name, lag]), spec, top) for lag in lags)] for name in names])
