@@ -88,7 +88,7 @@ class CheckpointFiles:
             for left in (*self._directory.glob(".step-*"), *self._directory.glob(f".{_BEST}.*")):
                 with contextlib.suppress(OSError):  # for example, if `left` is a directory
                     left.unlink()
-        path = _path_of(self._directory, written.env_steps)
+        path = path_of(self._directory, written.env_steps)
         save(path, checkpoint)
         with self._lock:
             self._newest = written
@@ -123,7 +123,7 @@ class CheckpointFiles:
         found = paths(self._directory)
         kept = _kept(found, self._options.keep_checkpoints, self._options.keep_checkpoint_every)
         if self._options.keep_best_checkpoint and self._best is not None:
-            kept.add(_path_of(self._directory, self._best.env_steps))
+            kept.add(path_of(self._directory, self._best.env_steps))
         for path in found:
             if path not in kept:
                 path.unlink()
@@ -141,7 +141,7 @@ def _read_best(directory: Path) -> Rated | None:
     env_steps, return_mean = (found.get(name) for name in Rated._fields) if isinstance(found, dict) else (None, None)
     if not isinstance(env_steps, int) or not isinstance(return_mean, (int, float)):
         return None
-    return Rated(env_steps, return_mean) if _path_of(directory, env_steps).exists() else None
+    return Rated(env_steps, return_mean) if path_of(directory, env_steps).exists() else None
 
 
 def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> set[Path]:
@@ -156,7 +156,8 @@ def _kept(newest_first: Sequence[Path], num_newest: int, every: int | None) -> s
     return kept
 
 
-def _path_of(directory: Path, env_steps: int) -> Path:
+def path_of(directory: Path, env_steps: int) -> Path:
+    """Return the path of the checkpoint after a number of env steps."""
     return directory / f"step-{env_steps:012d}.pt"
 
 
@@ -252,7 +253,7 @@ def write_checkpoint(log_dir: Path, state: RunState) -> None:
     directory = log_dir / CHECKPOINTS
     try:
         directory.mkdir(exist_ok=True)
-        save(_path_of(directory, state.learner["env_steps"]), state._asdict())
+        save(path_of(directory, state.learner["env_steps"]), state._asdict())
     except OSError as error:
         raise ConfigError(f"the state of the run cannot be written to {str(directory)!r}: {error}") from error
 

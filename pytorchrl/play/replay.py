@@ -265,7 +265,7 @@ class _Again:
         self._trust, self._before, self._stop = trust, before, stop
         self._until, self._watched = until, until if is_watched else None
         self._checkpoints, self._legs = _checkpoints_of(self._run_dir), list[dict[str, int]]()
-        self._unchecked = _versions(self._run_dir) if is_watched else {}
+        self._is_inexact = False
         self._options: dict[str, object] = {}
         self._updates: list[Update] = []
         self._current = Update(0)
@@ -339,7 +339,7 @@ class _Again:
         while not self._updates:
             learner = self._learner
             assert learner is not None
-            is_over = learner.done()
+            is_over, num_checkpoints = learner.done(), len(learner.checkpoints)
             if self._legs and (is_over or self._is_at_next_leg(learner)) and self._error is None:
                 if learner.updates not in {end for _, end in learner.checkpoints}:
                     learner.save_checkpoint()
@@ -357,17 +357,18 @@ class _Again:
             for start, end in (self._checkpoints - Counter(learner.checkpoints)).elements():
                 if start == learner.updates:
                     learner.save_checkpoint(uses_queued=end > start)
-            self._warn_if_not_repeated(learner)
+            if self._watched is not None and len(learner.checkpoints) > num_checkpoints:
+                self._warn_if_not_repeated(learner)
         return self._updates.pop(0)
 
     def _warn_if_not_repeated(self, learner: Learner) -> None:
-        """Warn if the parameters differ from those in a checkpoint of the run after as many updates."""
-        path = self._unchecked.pop(learner.updates, None)
-        if path is not None and not self.has_reached(path):
+        """Warn if the run still has the checkpoint that was just made again, and its parameters differ."""
+        path = checkpoints.path_of(self._run_dir / CHECKPOINTS, learner.env_steps)
+        if not self._is_inexact and path.exists() and not self.has_reached(path):
+            self._is_inexact = True
             logger.warning("the run in %r is not repeated exactly: its parameters after %d updates differ from those "
                            "in %s; the machine, a library or the code is another one, or your own code has changed the "
                            "run while it trained", str(self._run_dir), learner.updates, path.name)
-            self._unchecked = {}
 
     def _is_at_next_leg(self, learner: Learner) -> bool:
         """Return whether the next leg of the run began after as many updates."""
